@@ -1,4 +1,4 @@
-"""Programs' offline conversions, each a script for its own interpreter: what ``bad_checkpoints`` runs."""
+"""Scripts that convert a checkpoint offline, one per program; ``bad_checkpoints`` runs them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CALLS = {
 
 @dataclass(frozen=True)
 class Program:
-    """A column: ``call`` by ``python``, which reads the form ``form``."""
+    """A column of the table: the interpreter ``python`` runs ``call`` on checkpoints in the form ``form``."""
 
     name: str
     call: str
@@ -45,7 +45,10 @@ class Program:
 
 
 def run(program: Program, *arguments: str) -> str | None:
-    """What it says when it fails, one line; ``None`` when it returns as if all were well."""
+    """Return how the program failed: its message, "it hangs", or its exit code.
+
+    ``None`` means that it reported no error.
+    """
     command = [program.python, "-W", "ignore", "-c", SCRIPT.format(CALLS[program.call]), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

@@ -146,7 +146,7 @@ def cell(row: Row, program: Program, made: Path, work: Path) -> str:
     ran = "**runs it**; " if (work / MARK).exists() else ""
     if said is not None:
         left = [p for p in out.rglob("*") if p.is_file() and p.parent.name != "rank_7"]
-        text = said[[0, *(m.start() for m in ERROR.finditer(said))][-1] :]  # the cause, which some print last
+        text = said[[0, *(m.start() for m in ERROR.finditer(said))][-1] :]  # some print the cause last
         text = text.replace(f"{work}/", "").replace("|", "\\|").replace("`", "'")
         text = text if len(text) < 110 else f"{text[:107]}..."
         return f"{ran}error: `{text}`" + (f"; **{len(left)} files are left**" if left else "")
@@ -178,7 +178,7 @@ def wrong_tensors(form: str, out: Path) -> tuple[int, int]:
 
 
 def programs() -> Iterator[Program | str]:
-    """Yield the programs that can run here, and for each of the others a line that says why not."""
+    """Yield the programs that can run here, and for each of the others a line that says why it cannot."""
     for peer, name, form in ((MINDSPORE, "MindSpore", "ranks"), (DEEPSPEED, "DeepSpeed", "deepspeed")):
         found, why = python(peer)
         yield f"{name} was left out: {why}." if found is None else Program(name, peer.name, str(found), form)

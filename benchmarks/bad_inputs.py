@@ -23,9 +23,9 @@ SHAPES = {"embed": (256, 128), "down": (128, 256), "norm": (128,)}
 
 
 def net(on: Grid, prefix: str = "", swapped: bool = False) -> Strategy:
-    """``embed`` is on the first stage, ``down`` on the last.
+    """Return the strategy of a small model: ``embed`` is on the first stage, the other tensors on the last.
 
-    The one is cut by rows, the other by columns; if ``swapped``, the other way round.
+    ``embed`` is split by rows and ``down`` by columns; ``swapped`` exchanges the two.
     """
     entries = {}
     for name, shape in SHAPES.items():
@@ -42,7 +42,7 @@ def net(on: Grid, prefix: str = "", swapped: bool = False) -> Strategy:
 class GoodCheckpoint:
     """A good checkpoint in one program's form: a folder, and the pattern of its files.
 
-    ``older`` is another save.
+    ``older``: the folder of an earlier save with the same layout.
     """
 
     form: str
@@ -66,7 +66,7 @@ def short(source: GoodCheckpoint) -> None:
 
 
 def flipped(source: GoodCheckpoint) -> None:
-    """One bit, in the middle of the file, where the tensors are."""
+    """Flip one bit in the middle of the file, where the tensors are."""
     data = bytearray(source.file(1).read_bytes())
     data[len(data) // 2] ^= 4
     source.file(1).write_bytes(data)
@@ -81,18 +81,18 @@ def exchanged(source: GoodCheckpoint) -> None:
 
 
 def aged(source: GoodCheckpoint) -> None:
-    """As a save in place leaves it that was killed when one rank had not written yet."""
+    """Replace one rank's file with an older one, as a save in place leaves it that is killed too early."""
     shutil.copy(replace(source, folder=source.older).file(1), source.file(1))
 
 
 def crowded(source: GoodCheckpoint) -> None:
-    """A file of a rank that there no longer is."""
+    """Add a file of a rank that no longer exists."""
     source.file(4).parent.mkdir(exist_ok=True)
     shutil.copy(source.file(3), source.file(4))
 
 
 class Runs:
-    """Its pickle makes a file when it is read."""
+    """An object whose pickle creates the folder ``path`` when it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -102,7 +102,7 @@ class Runs:
 
 
 def coded(source: GoodCheckpoint) -> None:
-    """The file that is read first is a pickle which runs something, wrapped as the program wraps its own."""
+    """Replace the file that is read first with a pickle that runs code; ``torch.save`` wraps DeepSpeed's."""
     import torch
 
     first = {"dcp": source.folder / ".metadata", "own": source.folder / "manifest.json"}.get(source.form)
@@ -114,7 +114,7 @@ def coded(source: GoodCheckpoint) -> None:
 
 
 def tampered(rank: int, change: Callable[[dict[str, TensorSpec]], object]) -> Damage:
-    """The tensors of one rank's file changed, of those that any program writes."""
+    """Return damage that rewrites the file of ``rank`` with the tensors that ``change`` leaves."""
 
     def act(source: GoodCheckpoint) -> None:
         boxes = held_boxes(net(grid(tp=4)), rank)
@@ -131,7 +131,7 @@ def tampered(rank: int, change: Callable[[dict[str, TensorSpec]], object]) -> Da
 
 
 def strategy(of: Strategy) -> Damage:
-    """The file that says how the source was cut says something else."""
+    """Return damage that replaces the strategy file of the source with that of ``of``."""
     return lambda source: save_strategy(source.folder.with_suffix(".ckpt"), of)
 
 

@@ -1,4 +1,4 @@
-"""What ``calibrate`` sees of this machine, in rounds that a benchmark takes between its own measurements."""
+"""Calibrates this machine in rounds that a benchmark runs between its own measurements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAME = "this machine, calibrated in between"
 
 
 def rounds(seconds: float) -> tuple[list[Round], MeasuredMachine]:
-    """As many as there is time for, on fresh ranks."""
+    """Return the machine, and as many calibration rounds on fresh ranks as fit in ``seconds``."""
     job = compose(["recipe=lm_single", f"launch.nproc={RANKS}", "steps=[calibrate]"]).job
     step = job.steps["calibrate"]
     assert isinstance(step, Calibrate)
@@ -48,5 +48,5 @@ def _work(
 
 
 def calibrated(found: Sequence[Round], machine: MeasuredMachine) -> Cluster:
-    """Of all rounds."""
+    """Return the cluster that is fitted to all rounds."""
     return cluster(fitted(typical(found), machine), machine)

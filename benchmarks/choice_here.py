@@ -1,9 +1,9 @@
-"""What a search would choose on this machine, among 40 layouts of which all are trained for some steps.
+"""Compares the layout that a search chooses with 40 layouts that are all trained on this machine.
 
-Layouts of a language model on 1, 2 and 4 ranks: those that the search for each number of ranks finds
-best, and others that are drawn from all that it looks at. Those on as many ranks take turns at every step,
-in the same processes: a machine that is slow for a minute is slow for all of them. Measure the cluster first,
-and run it on an idle machine:
+The layouts of a language model are for 1, 2 and 4 ranks. For each number of ranks they include those that the
+search ranks best; the others are drawn at random from all that the search considers. Layouts on the same
+number of ranks take turns at every step, in the same processes, so that a machine that is slow for a minute
+slows all of them. Calibrate the cluster first, and run both on an idle machine:
 
     python -m launcher launch.nproc=4 'steps=[calibrate]' steps.calibrate.to=mine/cluster/mine.yaml
     python -m benchmarks.choice_here --config-dir mine --cluster mine [--turns 3] [--steps 4] [--write FOLDER]
@@ -39,14 +39,17 @@ from launcher.runtime.processes.start_and_restart import run_ranks
 
 SIZES = (1, 2, 4)
 FEW = 5
-"""Of each number of ranks, those that the search finds best."""
+"""How many of the layouts that the search ranks best are trained, for each number of ranks."""
 LIMIT = 0.05
-"""How much slower than the best on as many ranks the chosen one may be: ranks are what a search is given."""
+"""How much slower the chosen layout may be than the best one on as many ranks."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """``ranks``: how many it is for; ``chosen``: the search for so many finds it best."""
+    """A layout that was trained.
+
+    ``ranks``: its number of ranks. ``chosen``: the search for this number of ranks ranks it best.
+    """
 
     name: str
     ranks: int
@@ -61,7 +64,7 @@ def left_open(size: int, cluster: str, config_dir: Path | None) -> Job:
 
 
 def drawn(count: int, cluster: str, config_dir: Path | None) -> tuple[dict[str, tuple[Job, Plan]], set[str]]:
-    """So many layouts by name, with their plans; and the names of those that a search would choose."""
+    """Return at most ``count`` layouts by name, and the names of those that a search chooses."""
     found: dict[str, tuple[Job, Plan]] = {}
     chosen, rest = set[str](), list[tuple[str, Job]]()
     for size in SIZES:
@@ -74,7 +77,7 @@ def drawn(count: int, cluster: str, config_dir: Path | None) -> tuple[dict[str, 
                 chosen.add(name)
         rest += others(size, job)
 
-    # and others, until there are enough
+    # random other layouts, up to ``count``
     for name, job in random.Random(0).sample(rest, len(rest)):
         if len(found) == count:
             break
@@ -97,7 +100,7 @@ def others(size: int, job: Job) -> Iterator[tuple[str, Job]]:
 
 
 def planned(job: Job) -> Plan | None:
-    """``None`` where no plan can be made, as a search finds out too."""
+    """Return the plan, or ``None`` if the planner refuses the layout."""
     try:
         return plan_job(job)
     except RequestError:
@@ -114,7 +117,7 @@ def named(size: int, layout: LayoutCandidate) -> str:
 
 
 def in_turns(plans: Mapping[str, tuple[Job, Plan]], turns: int, steps: int) -> dict[str, Measured]:
-    """``steps`` of each layout on one rank, then of those on two, and so on; and again."""
+    """Train ``steps`` steps of each layout, by number of ranks, and repeat this ``turns`` times."""
     each = []
     for _ in range(turns):
         found: dict[str, Measured] = {}
@@ -127,7 +130,7 @@ def in_turns(plans: Mapping[str, tuple[Job, Plan]], turns: int, steps: int) -> d
 
 
 def work(world: World, cases: Mapping[str, tuple[Job, Plan]], steps: int) -> dict[str, Measured]:
-    """A step of each layout, and again, after two of warming up; nothing is weighed."""
+    """Time ``steps`` steps of each layout in turn, after two warm-up steps; memory is not measured."""
     timed = {name: training(world, *case)[0] for name, case in cases.items()}
     for _ in range(2):
         for step in timed.values():
@@ -145,7 +148,7 @@ def work(world: World, cases: Mapping[str, tuple[Job, Plan]], steps: int) -> dic
 def tried(
     plans: Mapping[str, tuple[Job, Plan]], chosen: set[str], found: Mapping[str, Measured]
 ) -> list[Tried]:
-    """The fastest first."""
+    """Return the rows of the table, the fastest first."""
     out = []
     for name, (_, plan) in plans.items():
         step = plan.estimate.step
@@ -155,13 +158,16 @@ def tried(
 
 
 def of_each_size(rows: Sequence[Tried]) -> dict[int, float]:
-    """How much slower what was chosen for so many ranks is than the best on them; the fastest row first."""
+    """Return for each number of ranks how much slower the chosen layout is than the best one.
+
+    The first of ``rows`` is the fastest.
+    """
     best = {one.ranks: one.measured for one in reversed(rows)}
     return dict(sorted((one.ranks, one.measured / best[one.ranks] - 1) for one in rows if one.chosen))
 
 
 def lost(rows: Sequence[Tried], count: int) -> float:
-    """How much slower than the best of all the best of the ``count`` that are predicted fastest is."""
+    """Return how much slower the best of the ``count`` layouts predicted fastest is than the best of all."""
     first = sorted(rows, key=lambda one: one.predicted)[:count]
     return min(one.measured for one in first) / rows[0].measured - 1
 
@@ -194,7 +200,7 @@ def page(rows: Sequence[Tried], cluster: str) -> list[str]:
 
 
 def kept(path: Path | None, measured: Callable[[], dict[str, Measured]]) -> dict[str, Measured]:
-    """What ``path`` has, else what is measured now and left there."""
+    """Read the measurements from ``path``; if there are none, measure now and write them there."""
     if path is not None and path.exists():
         read: dict[str, Any] = json.loads(path.read_text())
         return {n: Measured(*map(tuple, (m["ms"], m["others"], m["held"]))) for n, m in read.items()}

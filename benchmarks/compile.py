@@ -1,8 +1,8 @@
-"""Compares a step with compiled blocks with an eager one, and times compilation: cold, and from its cache.
+"""Compares a step with compiled blocks to an eager step, and times compilation: cold, and from the cache.
 
 One language model runs on one rank, eager and with ``train.compile={}`` (inductor), in turn: A B A B. The
-first step compiles: with an empty cache, and again from the cache in a second start of the same job. Run it
-on an idle machine:
+first step compiles. The first start of the job has an empty cache; a second start compiles from the cache.
+Run it on an idle machine:
 
     python benchmarks/compile.py [--write benchmarks/results] [--blocks 6] [--steps 5] [override ...]
 """
@@ -38,7 +38,7 @@ FIRST_S = 600
 
 @dataclass(frozen=True)
 class Timings:
-    """One way in one start: the seconds of the first step, and the milliseconds per step of every block."""
+    """The times of one way in one start: seconds of the first step, milliseconds per step of every block."""
 
     first_s: float
     ms: list[float]

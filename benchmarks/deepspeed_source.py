@@ -1,4 +1,4 @@
-"""A DeepSpeed checkpoint of the model of ``bad_inputs``: ZeRO stage 2 on the ranks of an outer launcher."""
+"""Writes a DeepSpeed checkpoint of the model of ``bad_inputs``: ZeRO stage 2 on torchrun's ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def main(folder: str, values: str) -> None:
-    """``values`` is a file with the tensors by name."""
+    """Save the checkpoint in ``folder``; ``values`` is the path of a file with the tensors by name."""
     import deepspeed
     import torch
 
@@ -17,7 +17,7 @@ def main(folder: str, values: str) -> None:
             for name, tensor in tensors.items():
                 setattr(self, name, torch.nn.Parameter(tensor))
 
-    # it would compile an extension first, for speed alone
+    # DeepSpeed would first compile an extension that only makes it faster
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
     deepspeed.init_distributed("gloo")
     net = Net(torch.load(values, weights_only=True))

@@ -1,9 +1,9 @@
-"""Collectives, their bytes and the step time of each comm_fusion setting, and what the network can do.
+"""Measures collectives, bytes and step time of each comm_fusion setting, and the speed of the network.
 
-The same language model in the same layout (2 replicas x 2-way FSDP2, level1) in the same four gloo
-ranks, one setting after the other, in turn: A B C A B C. The last line is what
-``parallel.comm_fusion.network`` takes on this machine: the time of a small all-reduce, and the bytes a
-second of a large one. Run it on an idle machine:
+The same language model trains in the same layout (2 replicas x 2-way FSDP2, level1) in the same four gloo
+ranks. The settings take turns: A B C A B C. The line ``network`` has the values of
+``parallel.comm_fusion.network`` for this machine: the time of a small all-reduce, and the bandwidth of a
+large one. Run it on an idle machine:
 
     python benchmarks/fusion.py [--write benchmarks/results] [--blocks 6] [--steps 5] [override ...]
 """
@@ -46,14 +46,18 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one setting on one rank: (count, bytes) of each kind in a step, and ms a step of every block."""
+    """The results of one setting on one rank.
+
+    ``counts``: the (count, bytes) per step of each kind of collective. ``ms``: the milliseconds per step of
+    every block.
+    """
 
     counts: dict[str, tuple[int, int]]
     ms: list[float]
 
 
 def one_step(world: World, job: Job, plan: Plan) -> Callable[[], Any]:
-    """One optimizer step as ``runtime.training.loop`` does it."""
+    """Return a function that runs one optimizer step as ``runtime.training.loop`` does."""
     from launcher.runtime.training.loop import step
     from launcher.steps.model import build_session
 
@@ -69,10 +73,12 @@ def one_step(world: World, job: Job, plan: Plan) -> Callable[[], Any]:
 def work(
     world: World, cases: list[tuple[Job, Plan]], blocks: int, steps: int
 ) -> tuple[list[Measured], float, float]:
-    """What each case took, after two warm-up steps; latency (us) and bandwidth (GB/s) of an all-reduce."""
+    """Measure each case after two warm-up steps, then the latency (us) and bandwidth (GB/s) of the
+    network.
+    """
     from launcher.testing.meters import CollectiveMeter
 
-    # warmed up, and counted in the second step
+    # the first step warms up; the collectives of the second are counted
     runs = [one_step(world, job, plan) for job, plan in cases]
     counts = []
     for one in runs:
@@ -93,13 +99,16 @@ def work(
 
 
 def network(times: int = 20, size: int = 1 << 22) -> tuple[float, float]:
-    """Microseconds of an all-reduce of one number; GB/s of one of ``size`` bytes, beyond that."""
+    """Return the latency (us) of a small all-reduce, and the bandwidth (GB/s) of one of ``size`` bytes.
+
+    The latency does not count in the bandwidth.
+    """
     small, large = (_all_reduce(n, times) for n in (4, size))
     return small * 1e6, size / max(large - small, 1e-9) / 1e9
 
 
 def _all_reduce(nbytes: int, times: int) -> float:
-    """Seconds, the median."""
+    """Return the median seconds of an all-reduce."""
     import torch
     import torch.distributed as dist
 

@@ -1,7 +1,7 @@
-"""Step time with every logger that is installed at work, against the same steps without any.
+"""Compares the step time with all installed loggers to that of the same steps without loggers.
 
-The default recipe trains on four ranks; of neighboring blocks of steps the rows of one are fed to
-the loggers, as a run does, and those of the other to nobody. Run it on an idle machine:
+The default recipe trains on four ranks. Blocks of steps run in pairs: the rows of one block go to the
+loggers, as in a run; those of the other go only to the page of the run. Run it on an idle machine:
 
     python benchmarks/loggers.py [--blocks 8] [--steps 12] [override ...]
 """
@@ -34,7 +34,7 @@ FIGURES = (
 
 
 def work(world: World, job: Job, plan: Plan, blocks: int, steps: int) -> dict[bool, list[float]]:
-    """Milliseconds a step of every block, with loggers and without, after two blocks of warming up."""
+    """Return the milliseconds per step of every block, with and without loggers, after two warm-up pairs."""
     from launcher.optim.build import scale_lr
     from launcher.runtime.training.loop import step
     from launcher.steps.model import build_session
@@ -53,12 +53,12 @@ def work(world: World, job: Job, plan: Plan, blocks: int, steps: int) -> dict[bo
                     world.send({"logged": logged, "row": {"step": live.step, "steps": 9999, **row}})
             if block >= 2:
                 out[logged].append((time.perf_counter() - began) / steps * 1e3)
-            time.sleep(0.3)  # what is on its way is not of the next block
+            time.sleep(0.3)  # rows on their way must not delay the next block
     return out
 
 
 def hear(shown: Viewers, rank: int, news: Mapping[str, Any]) -> None:
-    """The page of the run is made in both."""
+    """Send a row to the loggers and to the page; if it is not to be logged, to the page only."""
     if news["logged"]:
         shown.feed(news["row"])
     elif shown.page is not None:
@@ -66,7 +66,7 @@ def hear(shown: Viewers, rank: int, news: Mapping[str, Any]) -> None:
 
 
 def begin(shown: Viewers) -> None:
-    """Importing packages and making files of databases is no part of a step."""
+    """Wait for the loggers to start: importing packages and creating databases must not count in a step."""
     shown.feed({"step": 0})
     while not all(one.busy() and one.taken for one in shown.others):
         time.sleep(0.1)

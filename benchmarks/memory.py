@@ -1,8 +1,8 @@
-"""Bytes that a training step really holds on every rank, against those that the plan says.
+"""Compares the memory that a training step uses on every rank to that in its plan.
 
-A small language model under each level of HSDP, on one stage and on pipelines, with blocks that run again
-in the backward and without, on gloo ranks of this machine: the bytes of all tensors alive at the fullest
-moment of the second step. CPU kernels' own scratch memory is not seen.
+A small language model trains on gloo ranks of this machine under each level of HSDP, on one stage and on
+pipelines, with and without recomputed blocks. The bytes of all live tensors are measured at the peak of the
+second step. CPU kernels' own scratch memory is not measured.
 
     python benchmarks/memory.py [--write benchmarks/results] [--only WORD] [override ...]
 """
@@ -56,12 +56,12 @@ POLICIES: dict[str, tuple[str, ...]] = {
     **{n: (f"parallel.recompute={{modules: layers.*, policy: {n}}}",) for n in ("full", "selective")},
 }
 SPLIT = ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v")
-"""Weights are gathered once: there is no level3."""
+"""Schedules that gather weights only once, so that level3 does not exist for them."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A row of the table for each rank."""
+    """One layout; the table has a row for each of its ranks."""
 
     pipeline: str
     level: str
@@ -86,7 +86,7 @@ CASES = tuple(
 
 
 def measure(world: World, job: Job, plan: Plan) -> int:
-    """Bytes at the fullest moment of the second step; the optimizer makes its state in the first."""
+    """Return the peak bytes of the second step; the optimizer creates its state in the first."""
     from launcher.runtime.training.loop import step
     from launcher.steps.model import build_session
     from launcher.testing.meters import MeasuredMemory
@@ -121,7 +121,7 @@ def machine() -> str:
 
 
 def table(only: str, overrides: list[str]) -> Iterator[tuple[str, float]]:
-    """Each line of the table, and how far planned and measured are apart in it."""
+    """Yield each line of the table, and the relative difference between its planned and measured bytes."""
     yield head(), 0.0
     for case in (c for c in CASES if only in str(c)):
         job = case.job(overrides)

@@ -106,7 +106,7 @@ def by_hand(world: World, job: Job, plan: Plan) -> Any:
         loss_fn=loss_fn,
     )
 
-    # this rank's samples, and its part of a step
+    # the data, and this rank's part of each batch
     source = open_data(job.data, seed=job.seed).train
     n, size = len(source), job.train.batch_size
     part = slice(dp * size // 2, (dp + 1) * size // 2)

@@ -13,9 +13,10 @@ CACHE = Path(__file__).parent / ".cache"
 
 @dataclass(frozen=True)
 class Peer:
-    """``module`` must import where the ``packages`` are installed, with these variables set.
+    """A program in its own environment: ``module`` must import there after ``packages`` are installed.
 
-    ``beside``: it sees what is installed here, torch above all, and needs none of its own.
+    ``variables``: environment variables for installing and importing it. ``beside``: its environment also
+    sees the packages that are installed here, torch above all, so that it needs no copies of them.
     """
 
     name: str
@@ -26,7 +27,7 @@ class Peer:
 
 
 MINDSPORE = Peer("mindspore", "mindspore", ("mindspore==2.10.0", "numpy<2", "safetensors<0.8"))
-"""With newer ones of the other two it writes wrong values, or fails on bfloat16."""
+"""With newer versions of numpy or safetensors, MindSpore writes wrong values or fails on bfloat16."""
 DEEPSPEED = Peer(
     name="deepspeed",
     module="deepspeed.utils.zero_to_fp32",
@@ -37,7 +38,7 @@ DEEPSPEED = Peer(
 
 
 def python(peer: Peer) -> tuple[Path | None, str]:
-    """An interpreter that has it, or ``None`` and why it cannot be had."""
+    """Return an interpreter that can import the program, or ``None`` and the reason why there is none."""
     home = CACHE / peer.name
     found, done = home / "bin" / "python", home / "installed"
     try:

@@ -1,12 +1,13 @@
-"""Seconds and bytes that a plan predicts on a cluster, against those of the same training on this machine.
+"""Compares the seconds and bytes that a plan predicts with those of the same training on this machine.
 
-A language model in 12 layouts on 1, 2 and 4 ranks. Each trains in processes of its own, as in a run.
-What else the machine does is to meet all of them and the calibration: that goes on in turns, a few steps of
-every layout in each, and predictions are made of all rounds. Run it on an idle machine:
+A language model trains in 12 layouts on 1, 2 and 4 ranks, each in its own processes, as in a run. Other load
+on the machine must meet the calibration and all layouts alike. So they take turns: each turn calibrates, then
+trains a few steps of every layout. The predictions use the calibration rounds of all turns. Run it on an idle
+machine:
 
     python -m benchmarks.predict_here [--turns 10] [--seconds 25] [--steps 5] [--write FOLDER]
 
-With ``--cluster`` it is one that has been measured before.
+With ``--cluster`` the predictions are for a cluster that was measured before, and nothing is calibrated.
 """
 
 from __future__ import annotations
@@ -59,19 +60,21 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 QUIET = 0.05
-"""Of the cores: a step during which others took more does not count."""
+"""A share of the cores: a step during which other processes used more does not count."""
 TIME, MEMORY = 0.10, 0.05
-"""How far predicted and measured may be apart."""
+"""The largest relative errors of time and memory that are allowed."""
 
 
 Steps = tuple[list[float], list[float], int]
-"""Milliseconds, what others took of the cores, and the bytes of one."""
+"""Milliseconds of each step, the share of the cores that others used, and the peak bytes of one step."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """``ms`` of each step on rank 0, and what ``others`` took of the cores meanwhile; ``held``: bytes at the
-    fullest moment of a step, a rank.
+    """The measurements of one layout.
+
+    ``ms``: milliseconds of each step on rank 0. ``others``: the share of the cores that other processes used
+    during each step. ``held``: the peak bytes of a step on each rank.
     """
 
     ms: tuple[float, ...]
@@ -80,7 +83,7 @@ class Measured:
 
     @property
     def alone(self) -> list[float]:
-        """Steps that others left alone; where those are fewer than two, the two that they took least of."""
+        """Milliseconds of the steps that others did not disturb, but of at least the two quietest."""
         order = sorted(range(len(self.ms)), key=lambda n: self.others[n])
         count = max(2, sum(o <= QUIET for o in self.others))
         return [self.ms[n] for n in order[:count]]
@@ -91,7 +94,7 @@ class Measured:
 
     @property
     def spread(self) -> float:
-        """Between the quartiles, of the median."""
+        """The distance between the quartiles, as a share of the median."""
         low, middle, high = statistics.quantiles(self.alone, n=4)
         return (high - low) / middle
 
@@ -101,7 +104,10 @@ def job_of(layout: Sequence[str], cluster: str, config_dir: Path | None = None) 
 
 
 def training(world: World, job: Job, plan: Plan) -> tuple[Callable[[], float], Callable[[], int]]:
-    """Both train a step, as the loop does it: one returns its milliseconds, one its bytes."""
+    """Return two functions that train a step as the loop does.
+
+    The first returns its milliseconds, the second its peak bytes.
+    """
     from launcher.runtime.training.loop import step
     from launcher.steps.model import build_session
     from launcher.testing.meters import MeasuredMemory
@@ -125,9 +131,9 @@ def training(world: World, job: Job, plan: Plan) -> tuple[Callable[[], float], C
 
 
 def work(world: World, case: tuple[Job, Plan], steps: int, patience: int) -> Steps:
-    """Of a layout, on this rank, after two steps of warming up.
+    """Measure a layout on this rank, after two warm-up steps.
 
-    It goes on until there are so many ``steps`` that others left alone, or ``patience`` times as many.
+    It ends after ``steps`` undisturbed steps, or after ``patience`` times as many steps of any kind.
     """
     timed, weighed = training(world, *case)
     timed()
@@ -141,7 +147,7 @@ def work(world: World, case: tuple[Job, Plan], steps: int, patience: int) -> Ste
 
 
 def watched(timed: Callable[[], float]) -> tuple[float, float]:
-    """Milliseconds of a step on this rank, and what others than the ranks took of the cores meanwhile."""
+    """Return the milliseconds of a step on this rank, and the share of the cores that others used."""
     import torch.distributed as dist
 
     dist.barrier()
@@ -153,13 +159,13 @@ def watched(timed: Callable[[], float]) -> tuple[float, float]:
 
 
 def busy() -> float:
-    """Seconds that the cores of this machine have worked, for whom ever, as Linux tells it."""
+    """Return the seconds that the cores of this machine have worked for any process, from ``/proc/stat``."""
     user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     return float(user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def summed(value: float) -> float:
-    """Over the ranks."""
+    """Return the sum of ``value`` over all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -169,14 +175,14 @@ def summed(value: float) -> float:
 
 
 def first(value: float) -> float:
-    """That of rank 0, for all to go on together."""
+    """Return the value of rank 0 on every rank, so that all ranks stop at the same step."""
     import torch.distributed as dist
 
     return summed(value if dist.get_rank() == 0 else 0.0)
 
 
 def measure(plans: Mapping[str, tuple[Job, Plan]], steps: int, patience: int) -> dict[str, Measured]:
-    """Layouts one after the other."""
+    """Measure the layouts one after the other."""
     out = {}
     for name, case in plans.items():
         ranks: list[Steps] = run_ranks(
@@ -190,7 +196,7 @@ def measure(plans: Mapping[str, tuple[Job, Plan]], steps: int, patience: int) ->
 def in_turns(
     plans: Mapping[str, tuple[Job, Plan]], turns: int, seconds: float, steps: int, patience: int
 ) -> tuple[dict[str, Measured], list[Round], MeasuredMachine]:
-    """``seconds`` of calibrating, then ``steps`` of each layout, and again."""
+    """Calibrate for ``seconds``, then train ``steps`` steps of each layout; repeat this ``turns`` times."""
     each: list[dict[str, Measured]] = []
     seen: list[Round] = []
     for _ in range(turns):
@@ -201,7 +207,7 @@ def in_turns(
 
 
 def together(turns: Sequence[Mapping[str, Measured]]) -> dict[str, Measured]:
-    """Steps of several turns, a layout; it holds the same in each."""
+    """Join the steps of several turns, layout by layout; a layout's memory is the same in each turn."""
 
     def of(parts: Sequence[Measured]) -> Measured:
         ms, others = (tuple(x for p in parts for x in getattr(p, name)) for name in ("ms", "others"))
@@ -211,7 +217,7 @@ def together(turns: Sequence[Mapping[str, Measured]]) -> dict[str, Measured]:
 
 
 def predicted(plans: Mapping[str, tuple[Job, Plan]], cluster: Cluster | None) -> dict[str, float]:
-    """Milliseconds; on ``cluster``, else on that of the requests."""
+    """Return the milliseconds predicted for each layout, on ``cluster`` or else on that of its request."""
     out = {}
     for name, (job, plan) in plans.items():
         at = speeds_of(cluster or job.cluster, job.train.precision, job.launch.nproc)
@@ -223,7 +229,7 @@ def predicted(plans: Mapping[str, tuple[Job, Plan]], cluster: Cluster | None) ->
 def rows(
     plans: Mapping[str, tuple[Job, Plan]], found: Mapping[str, Measured], said_ms: Mapping[str, float]
 ) -> Iterator[tuple[str, float, float]]:
-    """A line of the table, and how far seconds and bytes are apart in it."""
+    """Yield each line of the table, and the relative errors of its seconds and bytes."""
     for name, (_, plan) in plans.items():
         m = found[name]
         off = said_ms[name] / m.median - 1
@@ -248,7 +254,7 @@ def page(
     cluster: Cluster | None,
     how: Sequence[str],
 ) -> tuple[list[str], float, float]:
-    """Its lines, and the largest errors."""
+    """Return the lines of the page, and the largest errors of time and memory."""
     import torch
 
     lines, times, bytes_ = zip(*rows(plans, found, predicted(plans, cluster)), strict=True)

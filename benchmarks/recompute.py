@@ -1,4 +1,4 @@
-"""Compares the seconds of a step with recomputed blocks with the FLOPs in its plan.
+"""Compares the extra time of a step with recomputed blocks to the extra FLOPs in its plan.
 
 A language model runs on one rank with one thread, under each policy in turn. Both ratios are to the step
 without recomputation. A forward counts 1 and its backward 2. The policy selective keeps the results of matrix

@@ -1,9 +1,9 @@
-"""What a checkpoint costs training: none, one that all wait for, and one that a thread writes, in turn.
+"""Measures what a checkpoint costs training: none, one that all ranks wait for, and one that a thread writes.
 
-The default recipe's model and layout (2 stages x 2-way HSDP) in four processes, one checkpoint every
-``--steps`` steps. The stall is how long training stands still, on the rank where it is longest: for the
-whole write, or for the copy that the thread writes. The thread's work is done when its block of steps ends.
-Run it on an idle machine:
+The default recipe's model trains in its layout (2 stages x 2-way HSDP) in four processes, with one checkpoint
+every ``--steps`` steps. The three modes take turns. The stall is the time that training stands still, on the
+rank where it is longest: for the full write, or for the copy that the thread writes. A block of steps ends
+when the thread has finished. Run it on an idle machine:
 
     python benchmarks/save.py [--blocks 6] [--steps 10] [--write benchmarks/results] [override ...]
 """
@@ -46,7 +46,7 @@ class Block:
 
 
 def work(world: World, job: Job, plan: Plan, folder: Path, blocks: int, steps: int) -> dict[str, list[Block]]:
-    """After one block of each that warms up."""
+    """Return the timed blocks of each mode, after one warm-up block of each."""
     from launcher.optim.build import scale_lr
     from launcher.runtime.training import save
     from launcher.runtime.training.loop import step
@@ -83,7 +83,7 @@ def work(world: World, job: Job, plan: Plan, folder: Path, blocks: int, steps: i
 
 
 def rows(found: Sequence[dict[str, list[Block]]], nbytes: int) -> Iterator[str]:
-    """``found`` is by rank; medians over the blocks."""
+    """Yield the lines of the table, as medians over the blocks; ``found`` has an entry per rank."""
     plain = statistics.median(t for b in found[0][MODES[0]] for t in b.steps)
     yield f"one step {plain * 1e3:.1f} ms, one checkpoint {nbytes / 1e6:.1f} MB"
     yield f"{'':<14}{'stall ms':>9}{'worst ms':>9}{'in steps':>9}{'block ms':>9}{'ratio':>7}"

@@ -1,7 +1,8 @@
-"""Step time of every schedule, measured on torch's pipeline runtime, against the planner's simulator.
+"""Compares the step time of every schedule on torch's pipeline runtime to that in the planner's simulator.
 
-Stages only sleep, for as long as their share of a micro batch takes, so that four ranks need no four cores.
-One number is fitted over all rows: what the runtime adds to every action. Run it on an idle machine:
+Stages only sleep for as long as their share of a micro batch takes, so that four ranks do not need four
+cores. One number is fitted over all rows: the time that the runtime adds to every action. Run it on an idle
+machine:
 
     python benchmarks/schedules.py [--unit 0.03] [--times 3] [--micros 8] [--ranks 4] [--tolerance 0.1]
 """
@@ -45,7 +46,7 @@ class Case:
         return schedules.placement(ranks, self.chunks, schedules.RULES[self.scheduler].v)
 
     def simulated(self, ranks: int, micros: int, unit: float, overhead: float) -> Timeline:
-        """Times in seconds; ``overhead`` is added to every action."""
+        """Simulate the schedule in seconds; ``overhead`` is added to every action."""
         part = unit / self.chunks / self.pieces
         n = ranks * self.chunks * self.pieces
         cost = Cost(
@@ -62,7 +63,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Loaded(Cost):
-    """Costs with what the runtime adds to every action."""
+    """Costs that include the time that the runtime adds to every action."""
 
     overhead: float = 0.0
 
@@ -146,16 +147,19 @@ def _measured(world: World, case: Case, micros: int, unit: float, times: int) ->
 
 
 class NothingSharded:
-    """Stands for ``GatherOrder`` and ``ReduceOrder`` of ``launcher/parallel/fsdp/``: nothing has an order."""
+    """Stands in for ``GatherOrder`` and ``ReduceOrder`` of ``launcher/parallel/fsdp``: nothing is sharded."""
 
     forward = backward = last_backward = staticmethod(nullcontext)
 
     def flush(self) -> None:
-        """Nothing is reduced."""
+        """Do nothing, because nothing is reduced."""
 
 
 def _sleeper(part: float) -> Any:
-    """Sleeps in forward, in the gradient of its input, and in that of its parameter, which may wait."""
+    """Return a module that sleeps in its forward, and in the gradients of its input and of its parameter.
+
+    The gradient of the parameter may be deferred.
+    """
     import torch
     from torch import nn
 
@@ -204,7 +208,7 @@ def _sleeper(part: float) -> Any:
 
 
 def fitted(measured: list[float], ranks: int, micros: int, unit: float) -> float:
-    """The overhead of an action that makes all simulated times agree best, in squares of log ratios."""
+    """Return the overhead per action for which simulated times agree best, by squares of log ratios."""
 
     def off(overhead: float) -> float:
         found = (c.simulated(ranks, micros, unit, overhead).makespan for c in CASES)
@@ -244,14 +248,14 @@ def main() -> None:
     parser.add_argument("--tolerance", type=float, default=0.1, help=most)
     args = parser.parse_args()
 
-    # measured, and simulated with what fits best
+    # measure, and simulate with the overhead that fits best
     ranks, micros, unit = args.ranks, args.micros, args.unit
     measured = run_ranks(partial(measure, micros=micros, unit=unit, times=args.times), ranks)[0]
     overhead = fitted(measured, ranks, micros, unit)
     for row in rows(measured, ranks, micros, unit, overhead=overhead):
         print(row)
 
-    # how far they are apart
+    # the largest difference
     found = [c.simulated(ranks, micros, unit, overhead).makespan for c in CASES]
     worst = max(abs(m / s - 1) for m, s in zip(measured, found, strict=True))
     print(f"overhead {overhead * 1e3:.2f} ms an action, fitted over all rows; largest difference {worst:.1%}")

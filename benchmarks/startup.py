@@ -1,4 +1,4 @@
-"""How long until an answer, a plan, a first step: each against what importing torch alone costs.
+"""Times an answer, a plan and a first step, and compares each with the import of torch alone.
 
 python benchmarks/startup.py [--times 5]
 """
@@ -17,14 +17,14 @@ LAUNCHER = (sys.executable, "-m", "launcher")
 
 
 def seconds(command: tuple[str, ...]) -> float:
-    """Wall time of a whole command."""
+    """Return the wall time of a command."""
     began = time.perf_counter()
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.perf_counter() - began
 
 
 def first_step() -> float:
-    """From the command to the line of the first optimizer step on 4 ranks."""
+    """Return the seconds from the command to the line of the first optimizer step on 4 ranks."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         command = (*LAUNCHER, "train.steps=1", "steps=[train]", "logger.progress=plain", f"runs={folder}")
@@ -51,7 +51,7 @@ GOALS = {
     "show=plan": (1.0, 1.5),
     "first step, 4 ranks": (1.0, 3.0),
 }
-"""Seconds: so many times what importing torch takes, and so many more."""
+"""The most seconds: a multiple of the time that importing torch takes, and a number to add."""
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def main() -> None:
         for name, measure in CASES.items():
             found[name].append(measure())
 
-    # goals are beside what importing torch takes here
+    # goals are relative to the time that importing torch takes here
     base = statistics.median(found["import torch"])
     for name, took in found.items():
         middle = statistics.median(took)

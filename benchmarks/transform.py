@@ -158,7 +158,7 @@ def measured(work: Path, case: str, mib: int, blocks: int, mindspore: Path | Non
 
 
 def planned() -> float:
-    """Return the seconds to plan 1000 parameters from 4096 ranks to 512."""
+    """Return the seconds to plan the transform of 1000 parameters from 4096 ranks to 512."""
     names = [f"p{i}" for i in range(1000)]
     src = many(grid(pp=16, dp_shard=64, tp=4), names)
     dst = many(grid(pp=8, dp_shard=8, tp=8), names)

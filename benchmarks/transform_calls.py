@@ -1,7 +1,8 @@
-"""The calls that ``transform.py`` times, each in a process of its own: everything imported, told when to go.
+"""The calls that ``transform.py`` times, each in its own process, which imports first and waits for a sign.
 
-The first argument names the call, the second is a folder for files as signs: it makes ``ready``, waits for
-``go``, and writes ``seconds``. Nothing here is imported that another program's environment does not have.
+The first argument names the call. The second is a folder for signs, which are files: the process creates
+``ready``, waits for ``go``, and writes ``seconds``. This module imports nothing that another program's
+environment lacks.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def dcp(signs: Path, src: str, dst: str, mib: str, case: str) -> None:
 
 
 def dcp_source(folder: str, mib: int, case: str) -> None:
-    """What ``dcp`` reads, saved by as many ranks as the source has."""
+    """Write the checkpoint that ``dcp`` reads, on as many ranks as the source has."""
     from benchmarks.checkpoints import CASES
     from launcher.runtime.processes.start_and_restart import run_ranks
 
@@ -116,7 +117,7 @@ def _reshard(world: Any, signs: Path, src: str, dst: str, mib: int, grid: Any) -
 
 
 def _shards(rank: int, mib: int, grid: Any) -> dict[str, Any]:
-    """This rank's stage of the model as DTensors, the strategy's boxes with the values that belong there."""
+    """Return this rank's stage of the model as DTensors, with the expected values in the strategy's boxes."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard

@@ -1,7 +1,7 @@
-"""The tests that belong to the files that have changed: ``python -m tests.changed HEAD`` prints them.
+"""The tests that belong to the changed files: ``python -m tests.changed HEAD`` prints them.
 
-``tests/`` mirrors ``launcher/``: a module has the test file of its name or, without one, the folder that mirrors
-its own. A helper of the tests has none: who changes it runs ``make test``.
+``tests/`` mirrors ``launcher/``: a module has the test file of its name, or else the folder that mirrors its own. A
+helper of the tests has no test file: after a change to one, run ``make test``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ALWAYS = ("tests/test_imports.py", "tests/test_surface.py")
-"""They read all sources."""
+"""Tests that read all sources."""
 OF_FOLDERS = {
     "conf": ("tests/test_golden_plans.py", "tests/job/test_conf.py"),
     "recipes": ("tests/test_golden_plans.py", "tests/run/test_recipes.py"),
@@ -24,11 +24,11 @@ OF_FOLDERS = {
     "CONTRIBUTING.md": ("tests/test_docs.py",),
     "pyproject.toml": ("tests/test_packaging.py",),
 }
-"""Tests of what has no mirror, or more than it."""
+"""Tests of paths without a mirror, or in addition to those in the mirror."""
 
 
 def paths_of(changed: Iterable[str]) -> list[str]:
-    """Files and folders for pytest; ``changed`` are paths from the root, deleted ones too."""
+    """Return files and folders for pytest; ``changed`` are paths from the root, also of deleted files."""
     every = {*ALWAYS}
     for path in changed:
         every |= {t for folder, tests in OF_FOLDERS.items() if f"{path}/".startswith(f"{folder}/") for t in tests}
@@ -49,7 +49,7 @@ def _mirrored(path: Path) -> Iterator[str]:
         yield from map(str, named)
         return
 
-    # the folder that mirrors its own, or the nearest one above it
+    # the folder that mirrors the module's own, or the nearest one above it
     while not any((ROOT / folder).glob("test_*.py")) and folder != Path("tests"):
         folder = folder.parent
     if folder != Path("tests"):
@@ -57,7 +57,7 @@ def _mirrored(path: Path) -> Iterator[str]:
 
 
 def changed_since(commit: str) -> list[str]:
-    """Paths that differ from ``commit``, new ones that git does not ignore included."""
+    """Return the paths that differ from ``commit``, including new files that git does not ignore."""
     differ = ("diff", "--name-only", commit)
     new = ("ls-files", "--others", "--exclude-standard")
     return [line for words in (differ, new) for line in _git(*words)]

@@ -1,4 +1,4 @@
-"""Every schedule on every layout, tied and untied: what is refused, and how far the rest is from one process."""
+"""Every schedule in every layout, tied and untied: what is refused, and how close the rest is to one process."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ PIECES: dict[str, dict[str, Any]] = {
     "seqvpp": {"seq_chunks": 2, "interleave": True},
     "seqsmartvpp": {"seq_chunks": 2, "interleave": True},
 }
-"""What the schedules of pieces of a sequence ask for."""
+"""The settings that schedules of sequence pieces need."""
 SCHEDULES: dict[str, dict[str, Any]] = {
     **{name: {"scheduler": name, **PIECES.get(name, {})} for name in get_args(Scheduler) if name != "auto"},
     "1f1b interleaved": {"scheduler": "1f1b", "interleave": True},
     "gpipe interleaved": {"scheduler": "gpipe", "interleave": True},
 }
-"""As the schema names them: a scheduler that it gains has its row by itself."""
+"""The names in the schema: a new scheduler gets its row automatically."""
 
 
 def _hsdp(level: str) -> dict[str, Any]:
@@ -56,7 +56,7 @@ MATRICES = {
         "head": {"in": [[2, 1, 1], [2, 1]]},
     }
 }  # fmt: skip
-"""Neighbors disagree; what is not named goes by samples."""
+"""Adjacent operators have different layouts; operators that are not named are split by samples."""
 
 
 def _matrices(level: str) -> dict[str, Any]:
@@ -76,7 +76,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "device matrices level3": _matrices("level3"),
 }
 NPROC = {name: 8 for name in LAYOUTS if name.startswith("device matrices")}
-"""What the sizes of a layout do not say."""
+"""Numbers of ranks that do not follow from the sizes of the layout."""
 TIES = {"tied": True, "untied": False}
 Cell = tuple[str, str, str]
 """Schedule, layout, tie."""
@@ -94,7 +94,7 @@ def asked(cell: Cell) -> Job:
 
 
 def planned(cell: Cell) -> Plan | str:
-    """The plan, or why there is none."""
+    """Return the plan, or the reason why there is none."""
     try:
         return plan_job(asked(cell))
     except RequestError as refused:
@@ -102,7 +102,10 @@ def planned(cell: Cell) -> Plan | str:
 
 
 def measured() -> dict[Cell, str]:
-    """``exact to 1e-12`` or ``refused: ...`` or what is wrong. One fork a size."""
+    """Return for each cell ``exact to 1e-12``, ``refused: ...``, or what is wrong.
+
+    Each number of ranks is forked once.
+    """
     cells = [*TRIED, *(("1f1b", "none", tie) for tie in TIES)]
     plans = {cell: planned(cell) for cell in cells}
     said = {cell: plan for cell, plan in plans.items() if isinstance(plan, str)}
@@ -127,7 +130,7 @@ def _all(world: World, cells: Mapping[Cell, tuple[Job, Plan]], want: Mapping[str
 
 
 def _one(world: World, j: Job, plan: Plan, want: Outcome) -> str:
-    """Loss, norm and every gradient of one step, on all ranks."""
+    """Compare the loss, the norm and every gradient of one step on all ranks with those of one process."""
     par, pipe = build(world, j, plan)
     both = torch.stack([step(j, par, pipe), grad_norm.build(par).squared()])
     torch.distributed.all_reduce(both)

@@ -1,4 +1,4 @@
-"""What every test needs before torch is imported."""
+"""The setup that every test needs before torch is imported."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from tests import turns
 from tests.long import left_to_ci
 from tests.tiers import ALL, LONG, QUICK, TURN, exhaustive
 
-# The laws look at the same cases on every machine, however slow. ``--hypothesis-profile=search`` looks at others.
+# Laws try the same cases on every machine, however slow. ``--hypothesis-profile=search`` tries others.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("search", max_examples=1000, deadline=None)
 settings.load_profile("same")
 
-# Forked ranks share the cores of one machine; torch reads this once, when it is imported.
+# Forked ranks share the cores of one machine; torch reads this variable once, when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Runs within a test are forked from its process: tests patch what is imported.
+# Runs in a test are forked from its process, because tests patch imported code.
 importlib.import_module("launcher.runtime.processes.fork_server").fork_from_here()
 
-# What is told is compared as text, also where a CI service asks for colors.
+# Output is compared as text, also if a CI service asks for colors.
 os.environ.pop("FORCE_COLOR", None)
 
-# A shell's background job ignores Ctrl-C, one under nohup hangups, and so would the launchers that tests send them to.
+# A background job ignores Ctrl-C, and one under nohup ignores hangups; launchers that tests signal must not.
 for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(signum) is signal.SIG_IGN:
         signal.signal(signum, handler)
 
-# The tests sync thousands of files, which costs a disk milliseconds each, and memory nothing.
+# The tests sync thousands of files, which takes milliseconds each on a disk and no time in memory.
 SHM, ROOM = Path("/dev/shm"), 8 << 30
 if SHM.is_dir() and os.access(SHM, os.W_OK) and shutil.disk_usage(SHM).free > ROOM:
     os.environ.setdefault("TMPDIR", str(SHM))
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Doctests are for the package: helpers beside the tests are theirs to import, and some are scripts."""
+    """Ignore doctests in helpers: doctests are for the package, and some helpers are scripts."""
     return True if collection_path.suffix == ".py" and not collection_path.name.startswith("test_") else None
 
 
-# They take longest. Two workers, a file each at a time, are done together only when none of these begins last.
+# These files take longest, so they begin first. Two workers, each with a file at a time, then end together.
 FIRST = (
     "test_readme", "test_compatibility", "test_parity", "test_resume", "test_killed", "test_outer_ranks",
     "test_traffic", "test_ignored_targets", "test_parity_tp", "test_gather_order", "test_theirs", "test_zoo",
@@ -57,7 +57,7 @@ FIRST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Files go to workers in the order below, not those with the most tests first."""
+    """Give files to workers in the order below, and not those with the most tests first."""
     config.option.loadscopereorder = False
 
 
@@ -66,7 +66,7 @@ def pytest_report_header() -> str | None:
 
 
 def _later(items: Iterable[pytest.Item]) -> set[pytest.Item]:
-    """Those of ``items`` whose turn comes in a later run."""
+    """Return those of ``items`` that a later run tries."""
     quarter, whole = turns.quarter(), turns.whole(turns.landed_files())
     root = Path(__file__).parents[1]
     return {i for i in items if turns.waits(i.path.relative_to(root).as_posix(), quarter, whole)}

@@ -75,7 +75,7 @@ def _as_at_the_start(env: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
     tempfile.tempdir = None
-    resource_tracker._resource_tracker.__init__()  # an earlier test may have started one, whose pipe is closed by now
+    resource_tracker._resource_tracker.__init__()  # an earlier test may have started one, whose pipe is closed now
     sys.stdin = _stream(0, "r")
     sys.stdout = sys.__stdout__ = _stream(1, "w")
     sys.stderr = sys.__stderr__ = _stream(2, "w")

@@ -1,9 +1,9 @@
-"""What takes long: ``tests/long.txt``, from a run that was timed.
+"""Finds the tests that take long, from a timed run, for ``tests/long.txt``.
 
     TESTS=all python -m pytest -n 2 --dist loadfile --durations=0 --durations-min=0 > LOG
     python -m tests.long < LOG > tests/long.txt
 
-A test is named with ``[...]`` where one of its cases is quick enough for ``make test``, which tries the first.
+A test is named with ``[...]`` if each of its cases is quick enough for ``make test``, which tries the first.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 ALONE_S, TOGETHER_S, CASE_S = 5.0, 2.0, 6.0
-"""What a test of one case may take in ``make test``, what all cases of another may, and what the one may that stays.
+"""Seconds in ``make test``: of a test with one case, of all cases of another test, and of the one case that is tried.
 
-Measured on two cores that were busy with other things too, where all is about a third slower.
+They were measured on two busy cores, where everything is about a third slower.
 """
 FILE = Path(__file__).with_name("long.txt")
 TOOK = re.compile(r"\s*([\d.]+)s (?:call|setup) +(tests/\S+?::\S+?)(\[.*)?$")
@@ -27,7 +27,10 @@ CASES = "[...]"
 
 
 def slow(log: Iterable[str]) -> Iterator[str]:
-    """The lines of the file. What cases make together is measured with one of them, and with any one that stays."""
+    """Yield the lines of the file.
+
+    Work that cases share counts for one of them, but any case that is tried alone needs it.
+    """
     took: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for found in filter(None, map(TOOK.match, log)):
         took[found[2]][found[3] or ""] += float(found[1])
@@ -38,7 +41,7 @@ def slow(log: Iterable[str]) -> Iterator[str]:
 
 
 def left_to_ci(items: Iterable[pytest.Item]) -> set[pytest.Item]:
-    """Those of ``items`` that ``make test`` leaves to ``make test-long``."""
+    """Return those of ``items`` that ``make test`` leaves to ``make test-long``."""
     named = frozenset(FILE.read_text().split())
     tried: set[str] = set()
     return {item for item in items if _left(item, named, tried)}

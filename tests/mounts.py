@@ -10,7 +10,10 @@ PATIENCE_S = 30.0
 
 
 def unmount(folder: Path) -> None:
-    """Unmounts ``folder``; waits for killed processes that still have files in it, as the system ends them later."""
+    """Unmount ``folder``.
+
+    Waits for killed processes that still have files in it, because the system ends them later.
+    """
     until = time.monotonic() + PATIENCE_S
     while (done := subprocess.run(["umount", str(folder)], capture_output=True, text=True, check=False)).returncode:
         if "busy" not in done.stderr or time.monotonic() > until:

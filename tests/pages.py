@@ -1,4 +1,4 @@
-"""The pages that people read, README.md and docs/, and what in them can be tried."""
+"""The pages that people read, README.md and docs/, and their parts that can be tested."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ DRY = "dry run"
 
 @dataclass(frozen=True)
 class Block:
-    """A block that is not plain text. ``what`` the comment before it is (test or file), and the comment itself."""
+    """A block that is not plain text.
+
+    ``what``: the kind of the comment before it (test or file). ``comment``: the text of that comment.
+    """
 
     page: str
     what: str
@@ -51,14 +54,14 @@ def content(page: Path) -> str:
 
 @cache
 def blocks(*languages: str) -> tuple[Block, ...]:
-    """Of all pages, in their order."""
+    """Return the blocks of all pages, in order."""
     found = ((page, m.groups(default="")) for page in PAGES for m in BLOCK.finditer(content(page)))
     return tuple(Block(page.relative_to(ROOT).as_posix(), *m) for page, m in found if m[2] in languages)
 
 
 @cache
 def files() -> dict[str, str]:
-    """The files that pages show, by name. A name means one file, whichever pages show it."""
+    """Return the files that pages show, by name. A name means the same file on every page."""
     shown = [(b.comment, b.text) for b in blocks("yaml", "python") if b.what == "file"]
     assert len(set(shown)) == len(dict(shown)), "pages show two files of one name"
     return dict(shown)
@@ -70,21 +73,24 @@ def write_files(folder: Path) -> None:
 
 
 def outputs() -> list[tuple[Path, str, str]]:
-    """(page, output or run, command) of each output shown. An ``output`` is that of a command that starts no rank."""
+    """Return (page, output or run, command) for each output shown.
+
+    An ``output`` is that of a command that starts no rank.
+    """
     return [(page, m[2], m[3]) for page in PAGES for m in OUTPUT.finditer(content(page))]
 
 
 def shell(script: str, cwd: Path, given: str | None = None) -> subprocess.CompletedProcess[str]:
-    """As a user with the virtual environment active."""
+    """Run a script as a user with the virtual environment active."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
     return subprocess.run(["bash", "-euc", script], cwd=cwd, env=env, input=given, capture_output=True, text=True)
 
 
 def answer(command: str, cwd: Path) -> tuple[int, str]:
-    """Exit code and words of a launcher command that starts no rank, in this process, for which torch is there.
+    """Run a launcher command that starts no rank in this process, and return its exit code and output.
 
-    Plans on our pages are those of a torch before 2.15, which holds more.
+    Plans on our pages are those of a torch before 2.15, which keeps more memory.
     """
     words, _, after = command.partition(" | ")
     out = StringIO()
@@ -96,7 +102,7 @@ def answer(command: str, cwd: Path) -> tuple[int, str]:
 
 @contextmanager
 def _user(folder: Path) -> Iterator[None]:
-    """``folder`` is where Python is at work; modules that are found there are forgotten afterwards."""
+    """Make ``folder`` the current folder of Python; modules that are imported from it are forgotten afterwards."""
     before = set(sys.modules)
     invalidate_caches()
     with chdir(folder), patch.object(sys, "path", [str(folder), *sys.path]), patch.dict(os.environ, COLUMNS="120"):

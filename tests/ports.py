@@ -1,4 +1,4 @@
-"""A port for ranks that meet there later."""
+"""A port for ranks that connect later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GIVEN_AWAY = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port() -> int:
-    """One that the kernel gives nobody who asks for any, as all the other tests beside this one do."""
+    """Return a port outside the range from which the kernel chooses, because other tests ask the kernel for ports."""
     first = int(GIVEN_AWAY.read_text().split()[0]) if GIVEN_AWAY.exists() else 32768
     while True:
         port = random.SystemRandom().randrange(10000, first)

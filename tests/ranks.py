@@ -17,10 +17,11 @@ DRAWN = SharedMetaModels()
 
 
 def on_ranks(size: int, work: Callable[..., T], *args: Any, timeout_s: float = 120, **options: Any) -> list[T]:
-    """``work(world, *args)`` on ``size`` forked gloo ranks; results in rank order. ``options`` are ``run_ranks``'s.
+    """Run ``work(world, *args)`` on ``size`` forked gloo ranks; return results in rank order.
 
-    They are forked from this process, not from a clean one: the work is a closure, and tests patch what it calls.
-    A job among ``args`` that its plan follows is drawn before, for the first build of each rank (``DRAWN``).
+    ``options`` are those of ``run_ranks``. Ranks are forked from this process, not from a clean one, because the work
+    is a closure and tests patch what it calls. If a job is followed by its plan in ``args``, its model is built before,
+    for the first build of each rank (``DRAWN``).
     """
 
     def call(world: World) -> T:
@@ -35,12 +36,12 @@ def on_ranks(size: int, work: Callable[..., T], *args: Any, timeout_s: float = 1
 
 
 def here(work: Callable[[World], T], size: int, **options: Any) -> list[T]:
-    """``run_ranks`` with ranks that are forked from this process."""
+    """Call ``run_ranks`` with ranks that are forked from this process."""
     return run_ranks(work, size, start=start_here, **options)
 
 
 def _jobs(args: Any) -> Iterator[tuple[Job, Plan]]:
-    """What ranks are to build."""
+    """Yield the jobs that ranks are to build, with their plans."""
     for one, following in zip(args, (*args[1:], None), strict=False):
         if isinstance(one, Job) and isinstance(following, Plan):
             yield one, following

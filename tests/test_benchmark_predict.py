@@ -1,4 +1,4 @@
-"""Rows of a table of measurements are planned, predicted, or left empty with the reason; choices are judged."""
+"""Rows of a table of measurements are planned and predicted, or left empty with the reason; choices are rated."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_command_adds_what_is_predicted_or_why_it_is_not(tmp_path: Path) -> 
 
 
 def test_steps_and_bytes_are_about_what_was_measured(plans: dict[str, Planned | str]) -> None:
-    """Each of these rows was within 18 % when this was written; constants that are fitted anew may differ."""
+    """Each of these rows was within 18 % when this test was written; newly fitted constants may differ."""
     for c in compared(ROWS, plans, ("step_time", "tokens_per_s_per_gpu", "memory")):
         assert abs(c.error) < 0.25, (c.raw, c.predicted)
 
@@ -74,7 +74,10 @@ def test_what_the_planner_refuses_is_left_with_its_words() -> None:
 
 
 def test_a_pipeline_that_is_not_filled_is_predicted_from_one_that_is() -> None:
-    """Of two stages one always rests while there is one micro batch: two slots each way, three with two."""
+    """With one micro batch, one of two stages is always idle: two slots each way.
+
+    With two micro batches there are three.
+    """
     raw = ROWS[0] | {"pp": "2", "tp": "1", "dp": "2", "n_gpus": "4", "micro_batch": "1"}
     few, enough = planned([raw | {"global_batch": n} for n in ("2", "4")]).values()
     assert isinstance(few, Planned)
@@ -100,7 +103,7 @@ def test_a_fit_finds_the_constants_that_made_the_times(plans: dict[str, Planned 
 
 
 def test_choices_are_judged_by_what_was_measured(plans: dict[str, Planned | str]) -> None:
-    """Of two layouts the pick is the one that is predicted to be faster, whichever was."""
+    """The pick is the layout that is predicted to be faster, whichever was measured faster."""
     one = next(c for c in compared(ROWS, plans, ("step_time",)))
     raw = one.raw | {"micro_batch": "8"}
     (other,) = compared([raw], planned([raw]), ("step_time",))

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# each benchmark at its smallest size, with the patterns of its lines in order and how often each comes
+# each benchmark at its smallest size: the patterns of its lines in order, and the number of lines of each
 SMALLEST: dict[str, tuple[str, list[tuple[str, int]]]] = {
     "overhead": (
         "benchmarks/overhead.py --blocks 1 --steps 1",

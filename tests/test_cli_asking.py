@@ -1,4 +1,4 @@
-"""A command that only asks: answered at once, without torch, by the first rank alone."""
+"""A command that only asks is answered at once, without torch, by the first rank alone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_cure_of_what_needs_no_plan_is_tried_without_torch(argv, tmp_path):
 
 
 HEAVY = ("torch._dynamo", "torch.distributed.fsdp", "launcher.steps.on_ranks", "jinja2.sandbox", "rich")
-"""Half a second and 100 MB that neither a plan nor the process that starts ranks needs."""
+"""They cost half a second and 100 MB, and neither a plan nor the process that starts ranks needs them."""
 
 
 @pytest.mark.parametrize("act", [["show=plan"], ["train.steps=1", "steps=[train]"]], ids=["show=plan", "a run"])
@@ -87,14 +87,14 @@ HELP = {
 }
 """Modules of the launcher that ``--help`` may import."""
 JUDGES = ("job", "job.*", "run", "run.try_cures", "user_errors")
-"""Those that a misspelled request may import besides: what composes it, and what tries the cures."""
+"""The modules that a misspelled request may import in addition: those that compose it and try the cures."""
 LIBRARIES = {"_cython_*", "annotated_types", "antlr4", "cython_runtime", "hydra", "omegaconf", "packaging", "pydantic"}
 LIBRARIES |= {"pydantic_core", "typing_extensions", "typing_inspection", "yaml"}
 ALWAYS = {"__main__", "__mp_main__", "_distutils_hack", "launcher", "_sysconfigdata_*", "sitecustomize", "_virtualenv"}
 
 
 def imported(argv):
-    """The names below ``launcher``, and of libraries, that a command imports."""
+    """Return the modules of ``launcher`` and the libraries that a command imports."""
     script = (
         f"import sys; from launcher.__main__ import main; main({argv})\n"
         "own = {m.split('.')[0] for m in sys.modules}\n"

@@ -1,4 +1,4 @@
-"""What the documents of AutoParallel call an error is one at the door: the whole text, and a cure that is accepted."""
+"""What the documents of AutoParallel call an error is refused at once: the full text, and a cure that is accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file of the user's own that is wrong: the place in it, what it should say, exit code 2."""
+"""A user's own file with an error: the place in the file, what it should say, and exit code 2."""
 
 from __future__ import annotations
 

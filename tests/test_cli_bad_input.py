@@ -1,4 +1,4 @@
-"""A bad request: the whole text a user reads, exit code 2, nothing started, nothing written."""
+"""A bad request: the full text that a user reads, exit code 2, nothing started, nothing written."""
 
 from __future__ import annotations
 

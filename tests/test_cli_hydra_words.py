@@ -1,4 +1,4 @@
-"""What users of Hydra are used to typing: the whole text that says what to type here, and a cure that passes."""
+"""Words that users of Hydra are used to: the full text that says what to type here, and a cure that passes."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_pasted_it_keeps_all_else(line, meant, tmp_path, monkeypatch, capsys):
 
 
 def test_a_launcher_of_slurm_is_an_option_of_launch() -> None:
-    """What is printed of it hangs on whether there is a Slurm."""
+    """The printed text depends on whether Slurm is installed."""
     text, cure = overrides.instead("hydra/launcher", "submitit_slurm")
     assert (text, cure) == (f"{NO_EFFECT}; launch=slurm submits a run to Slurm, {CELLS}", "launch=slurm")
     assert compose([cure]).job.launch.slurm is not None

@@ -1,4 +1,4 @@
-"""The compatibility matrix: no cell may be wrong, and each is as ``golden/compatibility.json`` says."""
+"""The compatibility matrix: no cell may be wrong, and each is as in ``golden/compatibility.json``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reader that leaves early ends nothing; a line that others write beside is not torn; colors on terminals."""
+"""A reader that leaves early ends no run; a line is not torn by other writers; colors appear on terminals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_words_that_nobody_reads_are_no_failure():
 
 
 class Pipe(io.RawIOBase):
-    """Keeps each piece that is written to it: between two of them another process may write."""
+    """Keeps each piece that is written to it; another process may write between two pieces."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -53,7 +53,7 @@ error: 1 problem in this request; nothing was started
 
 
 def test_what_is_said_on_standard_error_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under torchrun all ranks and their agent share it: ``print`` would write the last line's end apart."""
+    """Under torchrun all ranks and their agent share it, and ``print`` would write the newline separately."""
     pipe = Pipe()
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(pipe), "utf-8", line_buffering=True))
     assert main(["train.steps=0"]) == 2
@@ -75,7 +75,10 @@ PLAINLY = TOLD.translate(dict.fromkeys(map(ord, "<>"))).replace("(try:    train.
 
 
 def on_a_terminal(words: list[str], **chosen: str) -> tuple[int, str]:
-    """What ``python -m launcher`` writes to standard error, which is a terminal; bold red in <>, green in ()."""
+    """Run ``python -m launcher`` with a terminal as standard error.
+
+    Returns the exit code and the text, with bold red in <> and green in ().
+    """
     ours, theirs = pty.openpty()
     env = {k: v for k, v in os.environ.items() if k not in CHOICES} | {"TERM": "xterm"} | chosen
     command = [sys.executable, "-m", "launcher", *words]
@@ -92,7 +95,7 @@ def _piece(terminal: int) -> str:
     try:
         return os.read(terminal, 1 << 16).decode()
     except OSError as error:
-        if error.errno != errno.EIO:  # so a terminal ends
+        if error.errno != errno.EIO:  # a terminal ends like this
             raise
         return ""
 

@@ -1,4 +1,4 @@
-"""docs/ names what there is: files that exist, links that lead somewhere, layers that the import test keeps."""
+"""docs/ names what exists: files, links that lead somewhere, and the layers of the import test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WHERE, GLOSSARY = ROOT / "docs/where.md", ROOT / "docs/glossary.md"
 
 
 def layers() -> Iterator[str]:
-    """The layer table of ``tests/test_imports.py``."""
+    """Yield the layer table of ``tests/test_imports.py``."""
     yield from ("| layer | what is in it | may import | must not touch |", "|---|---|---|---|")
     for layer, allowed in MAY_IMPORT.items():
         homes = ", ".join(f"`{prefix}`" for prefix, name in LAYERS.items() if name == layer)
@@ -44,7 +44,7 @@ def layers() -> Iterator[str]:
 
 
 def folders() -> Iterator[str]:
-    """Each folder of the package by the first paragraph of its ``__init__``."""
+    """Yield a row for each folder of the package, with the first paragraph of its ``__init__``."""
     yield from ("| folder | what it is for |", "|---|---|")
     for path in sorted(p for p in files().values() if p.name == "__init__.py"):
         opening = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")[0]
@@ -74,7 +74,7 @@ def test_every_link_to_a_heading_finds_it(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as links name them."""
+    """Return the headings of a page in the form that links use."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", content(page), flags=re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -133,7 +133,7 @@ def test_every_type_of_the_glossary_is_in_its_file() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_every_type_that_a_page_names_is_in_the_glossary(page: Path) -> None:
-    """Or is another program's: a page that names a type that was renamed is behind."""
+    """A type may also be another program's. A page that names a renamed type is out of date."""
     known = {name for name, _ in TYPE.findall(content(GLOSSARY))}
     prose = re.sub(r"```.*?```", "", content(page), flags=re.DOTALL)
     assert set(NAMED_TYPE.findall(prose)) - known - OTHERS == set()

@@ -1,4 +1,4 @@
-"""Documents that share a window: loss and every gradient are those of each document alone, under every layout."""
+"""Documents that share a window have the loss and every gradient of each document alone, in every layout."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.test_parity_tp import MEGATRON, SEQUENCE
 
 BATCH, SEQ, END = 8, 12, 0
 LENGTHS = (3, 7, 1, 30, 5, 2, 11, 12, 4, 1, 1, 25) * 3
-"""Of documents, the token that ends each counted: shorter and longer than a window, and as long as one."""
+"""Lengths of documents with their end token: shorter than a window, longer, and equal."""
 
 SHARD: dict[str, Any] = {"shard_size": 2, "threshold": 0}
 PP: dict[str, Any] = {"stages": 2, "micro_batch_num": 4}
@@ -93,7 +93,7 @@ def rank_step(world: World, j: Job, plan: Plan) -> Step:
 
 
 def alone(row: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each document of a window and its last target by itself: its tokens, and the next one of each that has one."""
+    """Yield each document of a window and its last target alone: its tokens, and the next token of each."""
     last = len(row) - 1
     ends = [-1, *(i for i in range(last) if row[i] == END), last]
     for before, end in pairwise(ends):
@@ -102,13 +102,13 @@ def alone(row: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def windows(j: Job) -> list[tuple[Tensor, Tensor]]:
-    """The documents of the first windows; the file is read without a reader of ours."""
+    """Return the documents of the first windows; the file is read without our readers."""
     tokens = np.fromfile(j.data.path, "<u2", offset=64).astype(np.int64).tolist()
     return [d for i in range(BATCH) for d in alone(tokens[i * SEQ : i * SEQ + SEQ + 1])]
 
 
 def unpacked(j: Job, documents: list[tuple[Tensor, Tensor]]) -> Outcome:
-    """Plain torch in one process, a document at a time."""
+    """Train with plain torch in one process, one document at a time."""
     plan = plan_job(j)
     model = plain(j, plan)
     loss = mean(model, j, documents)
@@ -125,7 +125,7 @@ def mean(model: nn.Module, j: Job, documents: list[tuple[Tensor, Tensor]]) -> Te
 
 
 def run(model: nn.Module, j: Job, x: Tensor) -> Tensor:
-    """Of one document; a model of the user's own is told that it is one."""
+    """Run the model on one document; a user's own model also gets the document numbers."""
     return model(x) if isinstance(j.model, LanguageModel) else model(x, torch.zeros_like(x))
 
 
@@ -152,7 +152,7 @@ def test_positions_of_a_model_of_ones_own_restart(corpus):
 
 
 def test_each_stage_makes_its_own_mask(corpus):
-    """Of a few numbers that travel, not of (time, time) of them."""
+    """The mask is computed from document numbers that are sent, so no (time, time) tensor is sent."""
     plan = plan_job(asked(corpus, {"pipeline": {"stages": 2}}))
     whole = [[c.name for c in crossing if c.specs[0].dtype == "int64"] for crossing in plan.boundaries]
     assert whole == [["documents"], []]
@@ -160,7 +160,7 @@ def test_each_stage_makes_its_own_mask(corpus):
 
 
 def unpadded(source: Source, count: int) -> list[tuple[Tensor, Tensor]]:
-    """Documents of the first samples, which tests/data/tokens proves to be those of the file."""
+    """Return the documents of the first samples; tests/data/tokens proves that they are those of the file."""
     (xs, documents), ys = source.inputs(np.arange(count)), source.targets(np.arange(count))
     out = []
     for x, d, y in zip(xs, documents, ys, strict=True):
@@ -194,7 +194,7 @@ def rank_validate(world: World, j: Job, plan: Plan, folder: Path) -> dict[str, f
 
 @pytest.mark.parametrize("packing", ["windows", *PACKED])
 def test_evaluation_and_metrics_count_real_tokens(corpus, packing, tmp_path):
-    """Held-out samples fill no batch; the loss is that of the documents alone, and so is what is made of it."""
+    """The held-out samples do not fill a batch; loss and metrics must be those of the documents alone."""
     metrics = ({"name": "perplexity"}, {"name": "accuracy"})
     j = asked(corpus, {"pipeline": PP, "grid": {"dp_replicate": 2}}, packing, metrics=metrics)
     plan = plan_job(j)

@@ -1,4 +1,4 @@
-"""An evaluation has the loss of plain torch in one process and leaves nothing behind; else the plan refuses it."""
+"""An evaluation has the loss of plain torch in one process and changes nothing; otherwise the plan refuses it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def kept(middle: str, layout: str, **more: Any) -> Job:
 
 
 def state(s: build_session.Session) -> State:
-    """All tensors of this rank, and what its middle keeps in Python."""
+    """Return all tensors of this rank, and the Python state of its middle."""
     out: State = {}
     for part in s.model.parts:
         whole = (*part.module.named_parameters(), *part.module.named_buffers())
@@ -57,7 +57,7 @@ def state(s: build_session.Session) -> State:
 
 
 def rank_evaluates(world: World, j: Job, plan: Plan, folder: Path) -> tuple[list[float], State, State]:
-    """Losses of validation before each of two steps, and what two steps come to with these and without."""
+    """Return the validation losses before each of two steps, and the states after two steps with and without them."""
     ends, losses = [], []
     for looked in (True, False):
         with put_back([evaluation_nets.__name__]):
@@ -72,7 +72,7 @@ def rank_evaluates(world: World, j: Job, plan: Plan, folder: Path) -> tuple[list
 
 
 def held_out(j: Job, plan: Plan, count: int) -> float:
-    """Of plain torch at step 0, in batches as large as a micro batch."""
+    """Return the loss of plain torch at step 0, in batches as large as a micro batch."""
     model, data = plain(j, plan).eval(), Labeled([6], [], 5, "val", held_out=count)
     total = torch.zeros((), dtype=torch.float64)
     with torch.no_grad():
@@ -98,7 +98,7 @@ EXACT = {
 @pytest.mark.parametrize("case", some(EXACT))
 def test_its_loss_is_that_of_one_process_and_it_leaves_nothing_behind(case: str, tmp_path: Path) -> None:
     middle, layout = EXACT[case]
-    count = 16 if middle in ("Awake", "Untracked") else 13  # whose micro batches must be full
+    count = 16 if middle in ("Awake", "Untracked") else 13  # these need full micro batches
     j = kept(middle, layout, data=DATA | {"held_out": count})
     plan = plan_job(j)
     for losses, looked, never in on_ranks(plan.sizes.grid.size, rank_evaluates, j, plan, tmp_path):

@@ -1,4 +1,4 @@
-"""Law 1: the same job gives the same plan, byte for byte; for every recipe it is the one in ``golden/plans``."""
+"""Law 1: the same job gives the same plan, byte for byte; that of every recipe is in ``golden/plans``."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from tests.tiers import some
 ROOT = Path(__file__).parents[1]
 PLANS = Path(__file__).parent / "golden/plans"
 OF_FOLDERS = {"sft_hf_pp2_tp2"}
-"""Their plans come from what a folder holds, and from transformers: ``tests/real``."""
+"""Recipes whose plans depend on a folder and on transformers: see ``tests/real``."""
 RECIPES = sorted({path.stem for path in (ROOT / "recipes").glob("*.yaml")} - OF_FOLDERS)
 AGAIN = "the plan changed: if that is meant, run: python -m tests.test_golden_plans"
 
 
 @pytest.fixture(autouse=True)
 def _away_from_any_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a recipe falls back to depends on the files below the working directory."""
+    """Run elsewhere, because the fallbacks of a recipe depend on files below the current folder."""
     monkeypatch.chdir(tmp_path)
 
 
 @cache
 def made(recipe: str) -> Plan:
-    """As of a torch before 2.15, which holds more."""
+    """Return the plan with a torch before 2.15, which keeps more memory."""
     with patch("launcher.planner.plan_job.keeps_messages", return_value=True):
         return plan_job(compose([f"recipe={recipe}"]).job)
 
@@ -77,7 +77,7 @@ HASHED = some(RECIPES)
 
 
 def test_another_process_with_other_hashes_plans_the_same(tmp_path: Path) -> None:
-    """This process has hashes of its own, too."""
+    """This process has its own hash seed, too."""
     code = "from tests.test_golden_plans import HASHED, planned\nprint(*map(planned, HASHED), sep='', end='')"
     env = {**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
@@ -86,7 +86,7 @@ def test_another_process_with_other_hashes_plans_the_same(tmp_path: Path) -> Non
 
 
 def write() -> None:
-    """Every golden plan anew, and none that has no recipe."""
+    """Write every golden plan again, and delete those without a recipe."""
     for stale in PLANS.glob("*.txt"):
         stale.unlink()
     with tempfile.TemporaryDirectory() as empty:

@@ -38,14 +38,14 @@ def random(plan: Plan, y: Tensor) -> Tensor:
 
 
 def a_rank(plan: Plan, y: Tensor) -> Tensor:
-    """Also all targets of the first data-parallel rank; of the first half of the batch if there is one rank only."""
+    """Also ignore all targets of the first data-parallel rank, or of half the batch if there is only one rank."""
     holes = random(plan, y)
     holes[: min(plan.sizes.local_batch, len(y) // 2)] = True
     return holes
 
 
 def a_micro_batch(plan: Plan, y: Tensor) -> Tensor:
-    """Also all of the last micro batch of every rank; but the first sample of the batch has no holes."""
+    """Also ignore all targets of the last micro batch of every rank, but none of the first sample of the batch."""
     holes = random(plan, y)
     holes.view(plan.sizes.replicas, plan.sizes.micros, -1)[:, -1] = True
     holes[0] = False
@@ -53,7 +53,7 @@ def a_micro_batch(plan: Plan, y: Tensor) -> Tensor:
 
 
 def a_piece(plan: Plan, y: Tensor) -> Tensor:
-    """Also all of the first piece of every sequence."""
+    """Also ignore all targets of the first piece of every sequence."""
     holes = random(plan, y)
     holes[:, : plan.pieces[0] if plan.pieces else y.shape[1] // 2] = True
     return holes
@@ -108,7 +108,7 @@ def holed(j: Job, plan: Plan, holes: Holes) -> tuple[tuple[Tensor, ...], Tensor]
 
 
 def rank_steps(world: World, j: Job, plan: Plan, every: tuple[Holes, ...]) -> list[Step]:
-    """Runs a forward and backward for each way of making holes; returns loss, norm, and the pieces of the rank."""
+    """Run a forward and backward for each way of making holes; return loss, norm, and the pieces of the rank."""
     par, pipe = build(world, j, plan)
     at, n = place(plan, par.meshes), plan.sizes.local_batch
     mine = slice(at * n, (at + 1) * n)
@@ -124,7 +124,7 @@ def rank_steps(world: World, j: Job, plan: Plan, every: tuple[Holes, ...]) -> li
 
 
 def in_one_process(j: Job, plan: Plan, holes: Holes, times: int = 1) -> Outcome:
-    """The outcome of plain torch on the full batch; gradients and norm are those of ``times`` the loss."""
+    """Return the outcome of plain torch on the full batch; gradients and norm are those of ``times`` the loss."""
     model = plain(j, plan)
     xs, y = holed(j, plan, holes)
     loss = F.cross_entropy(model(*xs).flatten(0, -2), y.flatten())
@@ -179,7 +179,7 @@ HALVES = [
 
 @pytest.mark.parametrize(("layout", "precision"), some(HALVES))
 def test_half_precision_is_near_and_never_nan(layout, precision):
-    """Compares with fp32 in one process, with a wide tolerance; other tests check half precision exactly."""
+    """This compares with fp32 in one process, with a wide tolerance; other tests check half precision exactly."""
     j = tokens(LAYOUTS[layout], train__precision=precision, train__loss_scale=1.0)
     full = tokens(LAYOUTS[layout], train__precision="fp32")
     plan = plan_job(j)
@@ -196,7 +196,7 @@ def through_the_data(parallel: dict[str, Any], **arguments: Any) -> Job:
 
 
 def rank_session(world: World, j: Job, plan: Plan, folder: Path) -> tuple[float, float, float]:
-    """Runs the training loop; returns the validation loss, then loss and norm of the first step."""
+    """Run the training loop; return the validation loss, then loss and norm of the first step."""
     s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
     val = loop.validate(s, None)
     return val, *loop.step(s, None)
@@ -226,7 +226,7 @@ SUMMED = {n: LAYOUTS[n] for n in ("one rank, 4 micro batches", "1f1b", "seqpipe"
 
 @pytest.mark.parametrize("layout", some(SUMMED))
 def test_a_loss_that_is_asked_for_as_a_sum_is_reported_as_one(layout, tmp_path):
-    """In training and in validation, it is the mean of plain torch times the number of micro batches."""
+    """In training and in validation, it is the mean loss of plain torch times the number of micro batches."""
     pipe = LAYOUTS[layout]["pipeline"]
     j = through_the_data(LAYOUTS[layout] | {"pipeline": pipe | {"loss_reduction": "sum"}})
     plan = plan_job(j)
@@ -252,7 +252,7 @@ def test_a_loss_that_is_asked_for_as_a_sum_is_reported_as_one(layout, tmp_path):
     ("seqpipe", "fp16"),
 ])  # fmt: skip
 def test_a_batch_in_which_nothing_counts_ends_the_run(layout, precision, tmp_path):
-    """Also with dynamic loss scaling, which would skip the step and lower the scale forever."""
+    """This holds with dynamic loss scaling, too, which would skip the step and lower the scale forever."""
     j = through_the_data(LAYOUTS[layout], empty=1, val_samples=0)
     j = j.model_copy(update={"train": j.train.model_copy(update={"precision": precision})})
     plan = plan_job(j)

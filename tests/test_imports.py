@@ -1,4 +1,4 @@
-"""Who may import whom: the layer table, read against every import in the package."""
+"""Which layer may import which: a table that is checked against every import in the package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# A module belongs to the layer with the longest prefix; what stands directly in launcher/ is wiring.
+# A module belongs to the layer with the longest prefix; modules directly in launcher/ are wiring.
 LAYERS = {
     "launcher.errors": "errors",
     "launcher.user_errors": "errors",
@@ -60,11 +60,11 @@ LAYERS = {
     "launcher": "wiring",
 }
 
-RECIPE_PARTS = {"errors", "schema", "targets", "facts"}  # what a model, a data set or an optimizer may know
+RECIPE_PARTS = {"errors", "schema", "targets", "facts"}  # what a model, a data set or an optimizer may import
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "untrusted": set(),
-    "workers": {"errors"},  # beside the rest, not in runtime: children of data use it, and must not load torch
+    "workers": {"errors"},  # not in runtime, because child processes of data use it and must not load torch
     "schema": {"errors"},
     "targets": {"errors", "schema"},
     "job": {"errors", "schema", "targets"},
@@ -101,12 +101,12 @@ MUST_NOT_TOUCH = {
     "facts": TORCH + HYDRA + FILES + ("os",),
     "plan": TORCH + HYDRA + FILES + ("os",),
     "checkpoint": TORCH + HYDRA,
-    "process": DISTRIBUTED + HYDRA + FILES,  # it reads and puts back what a model may have changed
+    "process": DISTRIBUTED + HYDRA + FILES,  # it reads and restores what a model may have changed
     "parallel": HYDRA + FILES + ("os",),
     "runtime": HYDRA,
     "models": DISTRIBUTED + HYDRA + FILES,
     "data": DISTRIBUTED + HYDRA,
-    "optim": HYDRA + FILES,  # it may ask whether a parameter is a DTensor: they must not share a group with plain ones
+    "optim": HYDRA + FILES,  # it may check for DTensors, which must not share a group with plain parameters
     "objective": DISTRIBUTED + HYDRA + FILES,
     "request files": TORCH + HYDRA,
     "planner": HYDRA + FILES,
@@ -117,7 +117,7 @@ MUST_NOT_TOUCH = {
     "extras": HYDRA,
     "wiring": HYDRA,
 }
-# What others may open of the folders whose ``__all__`` has names for users; elsewhere ``__all__`` says it.
+# The modules that others may import from folders whose ``__all__`` has names for users; else see ``__all__``.
 OPEN = {
     "launcher.checkpoint": {
         "cast", "chunked", "export_one_file", "full_tensors", "manifest", "read", "store", "transform", "verify",
@@ -156,7 +156,7 @@ def trees() -> dict[str, ast.Module]:
 
 
 def imported(node: ast.AST) -> Iterator[tuple[str, int]]:
-    """What a node imports, and at which line."""
+    """Yield the modules that a node imports, with the line."""
     if isinstance(node, ast.Import):
         yield from ((a.name, node.lineno) for a in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -170,9 +170,9 @@ def imported(node: ast.AST) -> Iterator[tuple[str, int]]:
 
 @cache
 def imports() -> tuple[Import, ...]:
-    """Every import of the package, also those inside functions and for types only.
+    """Return every import of the package, also those inside functions and for types only.
 
-    Not those by which ``launcher.optional`` tells a type checker what its tables name.
+    The imports by which ``launcher.optional`` gives a type checker the names of its tables do not count.
     """
     found = []
     for module, tree in trees().items():
@@ -193,7 +193,7 @@ def layer(module: str) -> str:
 
 
 def rooms(depth: int) -> Callable[[str], str]:
-    """Modules by the folder that they are in, so many levels down; a file that lies higher up is a room of its own."""
+    """Return a function from a module to its folder at ``depth``; a file higher up is a folder of its own."""
     return lambda module: ".".join(module.split(".")[: depth + 1])
 
 
@@ -221,7 +221,7 @@ def test_every_layer_leaves_alone_what_it_must_not_touch() -> None:
 
 
 def offered(package: str) -> set[str]:
-    """The modules of a folder that modules of another folder of ``launcher/`` may import."""
+    """Return the modules of a folder that other folders of ``launcher/`` may import."""
     if package in OPEN:
         return OPEN[package]
     assigned = [node for node in trees()[package].body if isinstance(node, ast.Assign)]
@@ -230,7 +230,7 @@ def offered(package: str) -> set[str]:
 
 
 def test_a_folder_is_entered_by_what_it_offers() -> None:
-    """What ``__all__`` of a folder does not name is its own business, and what it names is used."""
+    """Other folders import exactly the modules that ``__all__`` of a folder names."""
     entered: dict[str, set[str]] = {}
     for module, what in edges():
         package, _, name = what.rpartition(".")
@@ -242,7 +242,7 @@ def test_a_folder_is_entered_by_what_it_offers() -> None:
 
 @pytest.mark.parametrize("grain", [rooms(1), rooms(2), rooms(3), str], ids=["folders", "shelves", "inner", "modules"])
 def test_nothing_imports_itself_in_a_circle(grain: Callable[[str], str]) -> None:
-    """So no two folders import each other, nor two shelves of one folder."""
+    """So no two folders import each other, and no two subfolders of one folder do."""
     left: dict[str, set[str]] = {}
     for a, b in edges():
         left.setdefault(grain(a), set()).update({grain(b)} - {grain(a)})

@@ -1,4 +1,4 @@
-"""Targets and outputs of the user's own: the loss of torch's cross entropy on the whole batch, or a refusal."""
+"""A user's own targets and outputs: the loss of torch's cross entropy on the full batch, or a refusal."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def trained(model: dict[str, Any], data: dict[str, Any], layout: str = "one rank
 
 
 def images(layout: str, classes: int, **data: Any) -> Job:
-    """``IMAGES`` have four classes; a model may have more."""
+    """Return a job on ``IMAGES``, which has four classes; a model may have more."""
     return trained({"_target_": "Images", "classes": classes}, IMAGES | data, layout, train__steps=3)
 
 
@@ -152,7 +152,7 @@ WHY = (
 
 def rank_steps(world: World, j: Job, plan: Plan, folder: Path) -> None:
     s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
-    for step in range(3):  # an epoch
+    for step in range(3):  # one epoch
         loop.step(s, None)
         s.step = step + 1
 
@@ -205,7 +205,7 @@ LATER = {
 
 @pytest.mark.parametrize("case", LATER)
 def test_samples_that_turn_out_otherwise_end_the_run_with_what_was_planned(case, tmp_path):
-    """What the plan was shown are the first samples only."""
+    """The plan has seen only the first samples."""
     changes, text = LATER[case]
     layout = {"pipeline": {"stages": 2, "micro_batch_num": 2}}
     planned, found = (images("pp2", 4, **more) for more in ({}, changes))

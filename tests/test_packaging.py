@@ -1,4 +1,4 @@
-"""What is installed from a wheel is what runs from a checkout."""
+"""An installed wheel runs exactly as a checkout does."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ ROOT = Path(__file__).parents[1]
 BUILD = ("-m", "pip", "--quiet", "wheel", "--no-deps", "--no-build-isolation", "--no-index")
 INSTALL = ("-m", "pip", "--quiet", "install", "--no-deps", "--no-index")
 COMES_WITH = {"yaml": "omegaconf", "pydantic_core": "pydantic", "mlflow": "mlflow-skinny"}
-"""Made for what they come with, and versioned by it."""
+"""Packages that are made for another package and follow its version."""
 
 
 def python(*words: str | Path, cwd: Path, path: Path | None = None) -> str:
-    """What this interpreter says, with ``path`` ahead of all it has installed."""
+    """Return the output of this interpreter, with ``path`` ahead of its installed packages."""
     env = {**os.environ, "PYTHONPATH": str(path or "")}
     done = subprocess.run([sys.executable, *map(str, words)], cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -105,7 +105,7 @@ def test_an_installed_launcher_makes_the_same_plan_from_any_folder(site: Path, t
 
 
 def test_the_console_script_is_the_module(site: Path, tmp_path: Path) -> None:
-    """In a repository that is not its own, whose commit is none of its."""
+    """The current folder is another repository, whose commit must not be shown."""
     (tmp_path / ".git").mkdir()
     told = f"launcher {launcher.__version__}, torch {version('torch')}\n"
     for words in (["-m", "launcher"], [site / "bin/launcher"]):
@@ -129,7 +129,7 @@ def test_a_citation_names_the_version_that_is_released() -> None:
 
 
 def bounds(requirement: str) -> frozenset[str]:
-    """The name and each bound, in whatever order they are written."""
+    """Return the name and each bound, independent of their order."""
     return frozenset(re.split(r"(?<=\w)(?=[<>=])|,", requirement))
 
 

@@ -1,4 +1,4 @@
-"""Law 6: N ranks = 1 rank. Loss, every gradient, every buffer and the norm, for all that can run today."""
+"""Law 6: N ranks equal 1 rank. Loss, every gradient, every buffer and the norm, for all layouts that can run today."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CELLS = some(
     if not (s in SPLIT and "level3" in d)
     and ((s == "single" or d == "plain") if precision == "fp32" else s not in ELSEWHERE or d == "replicate2")
 )
-"""In fp32, where only rounding is another: the plain layout of each schedule, and every one without stages."""
+"""In fp32, where only rounding differs: the plain layout of each schedule, and every layout without stages."""
 
 
 @cache
@@ -99,7 +99,7 @@ PIECE_CELLS = some([
     *product(("seqpipe",), ("replicate2", "shard2_level1", "shard2_level2"), (True,)),
     *product(PIECES, ("plain", "shard2_level3"), (True,)),
 ], 3)  # fmt: skip
-"""Of pieces of unequal lengths; equal ones without a tie are in the compatibility matrix."""
+"""Cells with pieces of unequal lengths; equal ones without a tie are in the compatibility matrix."""
 
 
 @cache
@@ -297,14 +297,14 @@ TIED = job(parallel={"pipeline": {"stages": 2}, "grid": {"dp_replicate": 2}})
 
 
 def caught(text: str) -> dict[str, float]:
-    """The parity check fails for the layout that has everything, with ``text``; the errors that it then names."""
+    """Check that parity fails for the layout with everything, with ``text``; return the errors that it names."""
     with pytest.raises(AssertionError, match=text) as failed:
         assert_parity(TIED)
     return {name: float(e) for name, e in re.findall(r"'([\w.]+)': ([\d.e+-]+)", str(failed.value))}
 
 
 TWICE = pytest.approx(1.0, rel=1e-9)
-"""How far from one process a number is that is twice as large; its last digits are the machine's."""
+"""The error of a number that is twice that of one process; its last digits depend on the machine."""
 
 
 def test_a_loss_scale_that_forgets_the_micro_batches_is_caught(monkeypatch):

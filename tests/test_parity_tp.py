@@ -1,4 +1,4 @@
-"""Law 6 with operators cut over ``tp``: loss, every gradient and the norm are those of one process."""
+"""Law 6 with operators split over ``tp``: loss, every gradient and the norm are those of one process."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ CELLS = some(
         ("2 x 2 x 2", "megatron", "tied"),
     ]
 )
-"""Untied in fp64, tied in fp32: the tie is cut alike with both kinds of operators."""
+"""Untied cells are in fp64, tied ones in fp32; both kinds of operators split the tie in the same way."""
 
 
 @cache
@@ -124,7 +124,7 @@ ADAPTED = some([*product(("tp2", "zero_bubble_h1", "shard 2, level3", "2 x 2 x 2
 
 @pytest.mark.parametrize(("layout", "operators"), ADAPTED)
 def test_adapters_beside_weights_that_are_cut_train_as_in_one_process(layout, operators):
-    """Several steps: of the first a gradient of ``lora_A`` is nothing."""
+    """It trains several steps, because the gradient of ``lora_A`` is zero in the first."""
     ranks, parallel = LAYOUTS[layout]
     j = job(
         parallel={"operators": BOTH[operators], "grid": {"tp": 2}, **parallel}, launch={"nproc": ranks},

@@ -1,4 +1,4 @@
-"""bf16 and fp16: computed in half precision, kept in fp32, the same in every layout."""
+"""bf16 and fp16 compute in half precision and keep fp32 weights, with the same result in every layout."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def low_alone(j: Any, plan: Any, parts: int) -> Outcome:
-    """The plain model with fp32 weights that are cast for each forward, its gradients added up in fp32."""
+    """Return the outcome of the plain model.
+
+    Its fp32 weights are cast for each forward, and its gradients are summed in fp32.
+    """
     model, low = plain(j, plan), dtype_of(plan.dtypes.compute)
     kept = full_precision_names(skeleton(model))
     own = dict(model.named_parameters())
@@ -71,7 +74,7 @@ def low_alone(j: Any, plan: Any, parts: int) -> Outcome:
 
 @pytest.mark.parametrize(("layout", "precision"), some(product(LAYOUTS, ("bf16", "fp16"))))
 def test_every_layout_equals_one_process_to_a_rounding(layout, precision):
-    """One rounding of the largest gradient: two stages that share a table add its two terms in fp32, not in half."""
+    """The tolerance is one rounding of the largest gradient, because two tied stages add their terms in fp32."""
     j = job(parallel=LAYOUTS[layout], train__precision=precision, train__loss_scale=1.0)
     plan, got = under_layout(j)
     assert {g.dtype for g in got.grads.values()} == {torch.float32}
@@ -108,7 +111,7 @@ def test_gradients_travel_in_half_precision_when_asked(layout):
 
 
 def rank_scaled(world: World, j: Job, plan: Plan, folder: Path) -> tuple[Any, ...]:
-    """An overflow, a good step, and the same from a checkpoint between them."""
+    """Run a step that overflows, a good step, and the good step again from a checkpoint between them."""
     said: list[Any] = []
     s = build_session(replace(world, send=said.append), j, plan, folder, drawn=DRAWN)
     before = {n: local(t.detach()).clone() for n, t in s.model.trainable()}
@@ -143,7 +146,7 @@ def test_a_scale_is_doubled_after_2000_good_steps_and_halved_after_a_bad_one():
 
 
 def rank_rates(world: World, j: Job, plan: Plan, folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rows of five steps, the first two of which overflow; those after a resume behind the third."""
+    """Return the rows of five steps, of which two overflow, and those after a resume at step three."""
     rows: list[list[dict[str, Any]]] = [[], []]
     for resumed, told in enumerate(rows):
         s = build_session(replace(world, send=told.append), j, plan, folder, drawn=DRAWN)
@@ -165,7 +168,7 @@ def test_skipped_steps_are_counted_in_metrics_and_do_not_use_up_the_schedule(tmp
     [(straight, resumed)] = on_ranks(1, rank_rates, j, plan_job(j), tmp_path)
     assert [(row["step"], row["skipped"]) for row in straight] == [(3, 2), (4, 2), (5, 2)]
 
-    # as a scheduler of torch that is stepped after updates alone
+    # as with a torch scheduler that is stepped only after updates
     rates = [j.optim.lr * share for share in (1.0, 0.75, 0.5)]
     assert [row["lr"] for row in straight] == pytest.approx(rates, rel=1e-12)
     assert [(row["step"], row["skipped"], row["lr"]) for row in resumed] == [

@@ -1,4 +1,4 @@
-"""README.md and docs/ are true: their commands run, their output is real, their tables are those of the code."""
+"""README.md and docs/ are true: their commands run, their output is real, and their tables are those of the code."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from tests.test_surface import documented, keys
 AGAIN = "a page is behind: python -m tests.test_readme writes their tables and their output anew"
 ERROR = re.compile(r"(?<=largest error )\S+(?=, allowed)|(?<=errors up to )\S+|(?<=gradient norm \()\S+(?=\))")
 PRINTED = re.compile(r"^print\(.*\)  # (.+)$", re.MULTILINE)
-SPECIAL = re.compile(r"(?<!\w)_|[<*|]")  # what Markdown would take for its own
+SPECIAL = re.compile(r"(?<!\w)_|[<*|]")  # characters that Markdown would interpret
 
 
 def fast(script: str, comment: str) -> str:
-    """``a -> b | c -> d``: fewer steps than a reader would take. Each must be there to be replaced."""
+    """Replace ``a -> b | c -> d``, for example to run fewer steps; each text must exist in the script."""
     for old, new in (pair.split(" -> ") for pair in comment.split(" | ") if pair):
         assert old in script
         script = script.replace(old, new)
@@ -52,16 +52,16 @@ def fast(script: str, comment: str) -> str:
 
 
 def commands() -> dict[str, Block]:
-    """Blocks of commands, each once though several pages show it."""
+    """Return the blocks of commands, each once even if several pages show it."""
     return {b.text: b for b in reversed(blocks("sh")) if b.comment != DRY}
 
 
-SHOWN = {command for _, _, command in outputs()}  # their own test tries them
+SHOWN = {command for _, _, command in outputs()}  # these have their own test
 
 
 @pytest.mark.parametrize("block", commands().values(), ids=lambda b: b.name)
 def test_every_command_runs(block: Block, tmp_path: Path) -> None:
-    """One after the other in one folder; what starts no rank does so in this process."""
+    """Commands run one after the other in one folder; those that start no rank run in this process."""
     write_files(tmp_path)
     tried = fast("\n".join(line for line in block.text.splitlines() if line not in SHOWN), block.comment)
     for line in tried.splitlines():
@@ -105,7 +105,7 @@ def output(kind: str, command: str, cwd: Path) -> str:
 
 @pytest.mark.parametrize(("page", "kind", "command"), outputs(), ids=lambda x: str(x) if isinstance(x, str) else x.name)
 def test_the_output_shown_is_the_real_one(page: Path, kind: str, command: str, tmp_path: Path) -> None:
-    """But for errors of rounding, whose last digits are those of a processor."""
+    """Rounding errors may differ, because their last digits depend on the processor."""
     (shown,) = (m[0] for m in OUTPUT.finditer(content(page)) if m[3] == command)
     real = f"<!-- {kind}: {command} -->\n```text\n{output(kind, command, tmp_path)}```"
     assert ERROR.sub("E", shown) == ERROR.sub("E", real), AGAIN
@@ -126,7 +126,7 @@ def options() -> Iterator[str]:
 
 
 def settable() -> Iterator[tuple[str, str, str]]:
-    """Key, default and comment of each setting that is there whatever the options are, and of each step's own."""
+    """Yield key, default and comment of each setting that exists for all options, and of each step's own settings."""
     said = documented()
     for key, field in keys():
         section = isinstance(field.get_default(), Settings)
@@ -167,7 +167,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
 
 
 def fresh(page: Path, cwd: Path) -> str:
-    """What a page would be if its tables and outputs were made now."""
+    """Return the page with its tables and outputs made again."""
     said_now = TABLE.sub(lambda m: m[1] + "\n".join(TABLES[m[2]]()) + "\n" + m[3], content(page))
     return OUTPUT.sub(lambda m: m[1] + output(m[2], m[3], cwd) + m[4], said_now)
 

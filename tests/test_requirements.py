@@ -1,4 +1,4 @@
-"""A Python that lacks a package, or that may not load it: one line with the way out, no traceback."""
+"""A Python that lacks a package, or that may not load it: one line with the cure, no traceback."""
 
 from __future__ import annotations
 

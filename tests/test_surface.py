@@ -25,7 +25,7 @@ MODULES = ("launcher", "launcher.checkpoint", "launcher.parallel")
 
 
 def keys(note: Any = Job, above: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every dotted key of the schema; ``model[lm].dim`` is there when ``model`` is a language model."""
+    """Yield every dotted key of the schema; ``model[lm].dim`` exists if ``model`` is a language model."""
     kinds: dict[str, Any] = dict(schema_keys.kinds(note)) or {"": schema_keys.settings(note, None)}
     for tag, cls in kinds.items():
         if above == "steps":
@@ -70,9 +70,10 @@ def test_the_package_offers_the_documented_names_and_no_other() -> None:
 
 
 def documented() -> dict[str, str]:
-    """Each key of each file below ``conf``, with the comment beside it; options of a group are taken together.
+    """Return each key of the files below ``conf``, with the comment beside it.
 
-    Files that others build on come first. The keys of ``operators`` are names of modules, and no settings.
+    Options of a group are read together, and files that others build on first. The keys of ``operators`` are names of
+    modules, not settings.
     """
     found: dict[str, str] = {}
     files = [p for p in CONF.rglob("*.yaml") if p.parent.name != "operators"]
@@ -96,7 +97,7 @@ GROUPS = {
 
 
 def settable() -> set[str]:
-    """Keys as a user writes them; the arguments of a class of one's own are its own."""
+    """Return keys as a user writes them, without the arguments of a user's own class."""
     return {re.sub(r"\[\w+\]", "", key) for key, _ in keys() if "[_target_]" not in key} - GROUPS
 
 
@@ -113,7 +114,9 @@ def test_every_setting_is_in_conf_or_in_the_comment_of_the_null_it_takes_the_pla
 
 def test_every_setting_in_conf_has_a_comment_beside_it() -> None:
     known = documented()
-    above = {key.rpartition(".")[0] for key in known}  # a section's keys have theirs, an option's name the file's own
+    above = {
+        key.rpartition(".")[0] for key in known
+    }  # keys of a section have their own comments; an option has the comment of its file
     assert [k for k, comment in known.items() if not comment and k not in above and not k.endswith(".name")] == []
 
 

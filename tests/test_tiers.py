@@ -1,4 +1,4 @@
-"""What ``make test`` leaves to ``make test-long`` exists, and CI tries all of it in four turns."""
+"""The tests that ``make test`` leaves to ``make test-long`` exist, and CI tries all of them in four turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No file from outside hangs a reader or fills the memory: pipes, devices, terabytes of nothing, bombs."""
+"""No file from outside hangs a reader or fills the memory: pipes, devices, terabytes of zeros, bombs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from launcher.untrusted.files import LONGEST_TEXT
 from tests.data.sample_files import write_idx
 from tests.untrusted import DEVICE, KINDS, PIPE, READERS, bounded, planted, refusal
 
-# Where the message is not the path and the reason.
+# Messages that are not the path and the reason.
 SAID = {
     "state": "{home}/step-000001: incomplete checkpoint: state.json is missing",
     "layouts": "{home}/step-000001: incomplete checkpoint: strategy/stage0.json is missing",
@@ -44,7 +44,7 @@ SAID = {
 def test_what_is_no_regular_file_is_not_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, reader: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # the address of a socket is short
+    monkeypatch.chdir(tmp_path)  # the address of a socket must be short
     path, read = planted(tmp_path, reader)
     make, why = KINDS[kind]
     make(path.relative_to(tmp_path) if kind == "socket" else path)
@@ -52,7 +52,7 @@ def test_what_is_no_regular_file_is_not_opened(
 
 
 FOLDER = "Is a directory"
-NOTHING = {  # where a folder is something else, or no file
+NOTHING = {  # messages for a folder where another kind of folder, or a file, is expected
     "safetensors": "{path}: not a Hugging Face folder (model.safetensors or model.safetensors.index.json), a torch "
     "DCP folder (.metadata) or rank_<k> folders",
     "safetensors in a folder": "{path}: it has neither model.safetensors nor model.safetensors.index.json",
@@ -84,7 +84,7 @@ def test_nor_is_a_folder(tmp_path: Path, reader: str) -> None:
 
 
 HUGE = 1 << 42
-TOO_LONG = {  # the most that is read, where that is not as in a list of tensors
+TOO_LONG = {  # the most bytes that are read, if the limit is not that of a list of tensors
     "dcp metadata": 128 << 20,
     "strategy": LONGEST_FILE,
     "latest": 1 << 20,
@@ -94,7 +94,7 @@ TOO_LONG = {  # the most that is read, where that is not as in a list of tensors
     "cifar, binary": 64 << 20,
     "cifar batch": 64 << 20,
 }
-ZEROS = {  # what may be as long as it likes, and is found out otherwise
+ZEROS = {  # files of any length, which are refused for another reason
     "safetensors": "{path}: not a safetensors file: its header is not JSON",
     "safetensors in a folder": "{path}: not a safetensors file: its header is not JSON",
     "ckpt": "{path}: not a MindSpore checkpoint, or damaged, at byte 0: no entry of a tensor starts here",
@@ -206,12 +206,12 @@ def test_nor_is_one_written(tmp_path: Path) -> None:
 
 
 def doubled(first: bytes, join: bytes, times: int) -> bytes:
-    """A value that holds the one before it twice, and so on: 2 to the power of ``times`` when it is all written out."""
+    """Return a pickle whose value contains the previous one twice, and so on: 2 ** ``times`` values when expanded."""
     return first + b"".join(pickle.MEMOIZE + pickle.BINGET + bytes([i]) + join for i in range(times))
 
 
 def listed(times: int) -> bytes:
-    """As ``doubled``, of lists."""
+    """Return the same as ``doubled``, of lists."""
     new = b"".join(pickle.BINPUT + bytes([i]) + b"0](h" + bytes([i]) + b"h" + bytes([i]) + b"e" for i in range(times))
     return b"](K\x00e" + new
 
@@ -221,7 +221,7 @@ def as_key(value: bytes) -> bytes:
 
 
 def as_metadata(size: bytes) -> bytes:
-    """A tensor of that size, of a checkpoint without files."""
+    """Return a checkpoint without files that has one tensor of this size."""
     at = b"ctorch.distributed.checkpoint.metadata\n"
     tensor = b")\x81}(X\x04\x00\x00\x00size" + size + b"ub"
     listed = b"}X\x01\x00\x00\x00w" + at + b"TensorStorageMetadata\n" + tensor + b"s"
@@ -250,7 +250,7 @@ PICKLES = {
         "not a pickle of plain data (ValueError)",
     ),
 }
-OF_TORCH = {  # names that no file of images has
+OF_TORCH = {  # names that image files never contain
     "lists twice over": "torch.distributed.checkpoint.metadata.Metadata is not allowed",
     "a copied mapping": "collections.OrderedDict is not allowed",
     "sizes that are copied": "torch.Size is not allowed",
@@ -281,7 +281,7 @@ def test_labels_of_images_are_a_list_of_numbers(tmp_path: Path) -> None:
 
 
 def staircase(n: int) -> list[Box]:
-    """They tile a square, and no two end at the same place."""
+    """Return boxes that tile a square, no two of which end at the same place."""
     return [b for i in range(n) for b in (Box((0, i), (i, i + 1)), Box((i, i), (n, i + 1)))]
 
 
@@ -306,7 +306,7 @@ def test_an_archive_of_a_tensor_has_a_short_directory(tmp_path: Path) -> None:
 
 
 def entry(dims: bytes) -> bytes:
-    """An entry of a ``.ckpt``."""
+    """Return an entry of a ``.ckpt``."""
     return packet(1, packet(1, b"w") + packet(2, dims + packet(2, b"Float32") + packet(3, bytes(4))))
 
 

@@ -1,4 +1,4 @@
-"""Child processes that answer tasks: in order, in bounded memory; one that fails is a line, and none stays behind."""
+"""Child processes answer tasks in order and in bounded memory; a failure is one line, and no process is left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from launcher.workers import AHEAD, Interpreter, Workers, workers
 
 OWN = partial(Interpreter, module="launcher.errors", environ={"SEEN_BY": "a child"})
 each_start = pytest.mark.parametrize("start", [OWN, start_here], ids=["own interpreter", "fork"])
-LARGE = 4 << 20  # more than a connection takes at once
+LARGE = 4 << 20  # more than a connection takes in one write
 
 
 def doubled(n: int) -> int:
@@ -169,5 +169,5 @@ def test_a_child_that_is_at_work_ends_with_the_process_that_asked() -> None:
     done = subprocess.run([sys.executable, "-c", ASKS], cwd=root, check=False, stdout=subprocess.PIPE)
     assert done.returncode == -signal.SIGKILL
     file = Path(f"/proc/{int(done.stdout)}/stat")
-    while file.exists() and " Z " not in file.read_text():  # who adopts it may not look
+    while file.exists() and " Z " not in file.read_text():  # its new parent may not wait for it
         time.sleep(0.05)

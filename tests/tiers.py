@@ -1,8 +1,8 @@
-"""How much is tried: in ``make test`` what takes minutes together, in ``make test-all`` all there is.
+"""How much is tested: ``make test`` takes minutes, ``make test-all`` tries everything.
 
-Of a large matrix both the first and ``make test-long`` try a part; of a test that takes long (``tests/long.txt``) the
-first tries one case, or none where one alone takes too long, and ``make test-long`` the others. CI runs the first and,
-with ``make test-turn``, a part of the second (``tests/turns.py``).
+Both ``make test`` and ``make test-long`` try a part of each large matrix. If a test takes long (``tests/long.txt``),
+the first tries one of its cases, or none if even one takes too long; the second tries the others. CI runs the first
+and, with ``make test-turn``, a part of the second (``tests/turns.py``).
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ K = TypeVar("K")
 V = TypeVar("V")
 ALL, QUICK, LONG, TURN = (os.environ.get("TESTS") == tier for tier in ("all", "quick", "long", "turn"))
 exhaustive = pytest.mark.exhaustive
-"""A test of which ``make test`` has a smaller one."""
+"""Marks a test that has a smaller version in ``make test``."""
 
 
 def some(cases: Iterable[T], one_in: int = 4) -> list[T]:
-    """Of ``cases`` one in so many, drawn once and for all and in their order; always the first and the last."""
+    """Return one in ``one_in`` of ``cases``, in their order.
+
+    The choice is always the same, and includes the first and the last case.
+    """
     every = list(cases)
     if ALL or len(every) <= 2:
         return every
@@ -32,5 +35,5 @@ def some(cases: Iterable[T], one_in: int = 4) -> list[T]:
 
 
 def some_of(cases: Mapping[K, V], one_in: int = 4) -> dict[K, V]:
-    """The same of a mapping."""
+    """Return the same for a mapping."""
     return {key: cases[key] for key in some(cases, one_in)}

@@ -1,4 +1,4 @@
-"""What torch says of itself while it compiles; where warnings are errors it would not get any further."""
+"""Warnings of torch while it compiles; where warnings are errors, they would stop it."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""What CI tries in turns: of what takes long, each run tries a quarter, and a part that has changed whole.
+"""What CI tries in turns: each run tries a quarter of the long tests, and every part that has changed in full.
 
     python -m tests.turns slurm      # exit code 0: this run tries the part
 
-Which quarter it is depends on the number of commits: four landings, one commit each, have tried everything. Of the odd
-models forty landings try each. The tests of a part are those of ``tests/long.txt`` and of make targets of their own;
-``make test`` and ``make test-long`` know no turns. A long test that belongs to no part is tried in every run.
+The quarter depends on the number of commits: four landings, one commit each, try everything. Forty landings try all odd
+models. The tests of a part are those of ``tests/long.txt`` and of its own make targets. No turns apply in ``make test``
+and ``make test-long``. A long test that belongs to no part is tried in every run.
 
-A landing that changes a third of the parts gets the quarter alone: all of the parts together take longer than CI has on
-a slow machine, and a run that CI stops says nothing. Its author runs ``make test-long``.
+A landing that changes a third of the parts gets only its quarter: all parts together take longer than CI has on a slow
+machine, and a run that CI stops has no result. Its author runs ``make test-long``.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from typing import TypeVar
 T = TypeVar("T")
 QUARTERS, FORTIETHS, THIRD = 4, 40, 1 / 3
 LANDING = timedelta(hours=6)
-"""Commits of one landing are not older than this, counted from the newest one."""
+"""Commits of one landing are at most this much older than the newest one."""
 ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
 class Part:
-    """Its ``tests``, and the ``sources`` that they try besides: paths from the root, of files or folders."""
+    """``tests``, and the ``sources`` that they also test: paths of files or folders from the root."""
 
     tests: tuple[str, ...]
     sources: tuple[str, ...]
 
     def has(self, files: frozenset[str]) -> bool:
-        """Returns true if one of ``files`` belongs to the part."""
+        """Return true if one of ``files`` belongs to the part."""
         return any(f.startswith((*self.tests, *self.sources)) for f in files)
 
 
@@ -110,7 +110,7 @@ PARTS = {
     "slurm": Part(("tests/slurm",), ("launcher/run/slurm", "launcher/runtime/cluster", "Makefile", ".ci")),
 }
 MAKE_TARGETS = ("nodes", "slurm")
-"""Parts that are a target of the Makefile, tried as one."""
+"""Parts that are one target of the Makefile, and are tried as one."""
 
 
 def quarter_of(path: str) -> int:
@@ -119,9 +119,9 @@ def quarter_of(path: str) -> int:
 
 
 def whole(files: frozenset[str] | None) -> list[str]:
-    """The names of the parts that are tried whole.
+    """Return the names of the parts that are tried in full.
 
-    ``files``: the files that the newest landing changed. No part is tried whole if they are unknown (``None``), or if
+    ``files``: the files that the newest landing changed. No part is tried in full if they are unknown (``None``), or if
     they belong to a third of the parts.
     """
     names = [name for name, part in PARTS.items() if part.has(files or frozenset())]
@@ -129,7 +129,7 @@ def whole(files: frozenset[str] | None) -> list[str]:
 
 
 def waits(path: str, quarter: int, tried: Collection[str]) -> bool:
-    """Returns true if the long tests of a test file are left to a later run; ``tried``: parts that are tried whole."""
+    """Return true if the long tests of a file are left to a later run; ``tried``: parts that are tried in full."""
     parts = {name for name, part in PARTS.items() if path.startswith(part.tests)}
     return bool(parts) and quarter_of(path) != quarter and parts.isdisjoint(tried)
 
@@ -151,7 +151,7 @@ def _landings() -> int:
 
 
 def landed_files() -> frozenset[str] | None:
-    """The files that the newest landing changed, ``None`` where git cannot say: without it, or in a shallow clone."""
+    """Return the files that the newest landing changed, or ``None`` without git or in a shallow clone."""
     newest = _git("log", "-1", "--format=%cI")
     if newest is None or not _history():
         return None

@@ -1,4 +1,4 @@
-"""Every reader of files from outside, and the bounds that none may break."""
+"""Every reader of files from outside, and the limits that every reader must keep."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from launcher.runtime import run_folder
 from tests.checkpoint.saving import filled, save, small
 from tests.data.sample_files import write_cifar, write_idx
 
-S = 20.0  # seconds of a reader's own: it takes less than one, on a busy core several; what these stop takes hours
+S = 20.0  # CPU seconds: a reader takes less than one, or several on a busy core; what this stops would take hours
 MEMORY = 64 << 20
 
 
@@ -65,7 +65,7 @@ def _idx(home: Path) -> Idx:
     return Idx.model_validate({"name": "idx", "root": str(home), "size": 32, "channels": 1})
 
 
-# The file, how the folder around it is furnished, and what reads it.
+# The file, a function that fills the folder around it, and a function that reads it.
 READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]]] = {
     "safetensors": ("f.safetensors", lambda f: None, lambda f: outline(f / "f.safetensors")),
     "safetensors in a folder": ("model.safetensors", lambda f: None, lambda f: read_hf(f / "model.safetensors")),
@@ -123,7 +123,7 @@ KINDS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @contextmanager
 def bounded(seconds: float = S, memory: int = MEMORY) -> Iterator[None]:
-    """Fails after ``seconds`` of this process's time, and at once when something waits for two minutes."""
+    """Fail after ``seconds`` of this process's time, and also if anything waits for two minutes."""
 
     def late(number: int, frame: object) -> None:
         raise TimeoutError("it hangs")
@@ -148,7 +148,7 @@ def refusal(read: Callable[[], object]) -> str:
 
 
 def planted(tmp_path: Path, reader: str) -> tuple[Path, Callable[[], object]]:
-    """The place of the file, and the reader of the furnished folder."""
+    """Fill the folder, and return the place of the file and the reader."""
     file, furnish, read = READERS[reader]
     furnish(tmp_path)
     (tmp_path / file).unlink(missing_ok=True)

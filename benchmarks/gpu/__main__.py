@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gpu``: the parts of the lab, a line of JSON each, then a table."""
+"""``python -m benchmarks.gpu``: runs the parts of the lab, prints a line of JSON for each, then a table."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def run_part(args: argparse.Namespace) -> None:
-    """This process is that of one part: it tells what it finds, and why it failed."""
+    """Run one part in this process, which reports its results or why it failed."""
     context = PartContext(args.run, args.folder, device=args.device, dry=args.dry, cluster=args.cluster)
     act = next(act for part, act in parts().items() if part.name == args.run)
     try:
@@ -95,13 +95,13 @@ def run_lab(args: argparse.Namespace, names: Sequence[str]) -> None:
 
 
 def _given(args: argparse.Namespace, facts: dict[str, Any]) -> list[str]:
-    """For each part."""
+    """Return the options that every part's process gets."""
     words = ["--device", facts["kind"], "--cluster", args.cluster or facts["cluster"]]
     return words + (["--dry"] if args.dry else [])
 
 
 def describe(args: argparse.Namespace) -> dict[str, Any]:
-    """The device, as a process of its own sees it: this one touches none."""
+    """Return the facts of the device from another process, so that this one does not use the device."""
     code = "import sys; from benchmarks.gpu.device import facts; facts(*sys.argv[1:])"
     words = [args.device or "", "dry" if args.dry else ""]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""``steps=[calibrate]`` on the device, and what plans say with the cluster that it writes."""
+"""Runs ``steps=[calibrate]`` on the device, and plans with the cluster that it writes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from launcher.job.compose import compose
 from launcher.planner.plan_job import plan_job
 
 RANKS = 2
-"""Links cannot be measured on one; both ranks share the device, so its speeds are those of a half of it."""
+"""One rank has no links to measure; two share the device, so the measured speeds are those of half of it."""
 
 
 def calibrate(context: PartContext) -> None:
-    """Two ranks measure; the plans of one rank with their file are reported too."""
+    """Calibrate on two ranks; report their file, and what plans of one rank predict with it."""
     compose(words(context))
     context.wait_for_turn()
     written = context.folder / "conf" / "cluster" / "lab.yaml"
     written.parent.mkdir(parents=True)
-    seconds = 5 if context.dry else 20  # what is only tried may be as noisy as it likes
+    seconds = 5 if context.dry else 20  # a dry run may be noisy
     several(
         context,
         RANKS,
@@ -37,7 +37,7 @@ def calibrate(context: PartContext) -> None:
 
 
 def planned_ms(context: PartContext, config_dir: Path) -> dict[str, float | None]:
-    """Milliseconds of a step as each plan has them with that cluster."""
+    """Return the milliseconds of a step that each plan predicts with that cluster."""
     out: dict[str, float | None] = {}
     for name, more in {"eager": (), "recompute full": (FULL,), "recompute selective": (SELECTIVE,)}.items():
         plan = plan_job(compose(words(context, *more, "cluster=lab"), config_dir=config_dir).job)

@@ -1,4 +1,4 @@
-"""The device of this process: its name, its clock, its memory; and a world of one rank on it."""
+"""The device of this process: its name, its memory and its timers, and a world of one rank on it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ CLUSTERS = {"H100": "h100_sxm", "A100": "a100_80g", "B200": "b200", "910B": "asc
 
 @dataclass(frozen=True)
 class Device:
-    """``memory``: its bytes, on a CPU the machine's. ``versions``: of torch and of what it was built for."""
+    """``memory``: bytes of the device, or of the machine for a CPU.
+
+    ``versions``: of torch, CUDA and Python.
+    """
 
     kind: str
     name: str
@@ -46,7 +49,7 @@ class Device:
         return next((option for word, option in CLUSTERS.items() if word in self.name), "unknown")
 
     def peak(self, dtype: str) -> float | None:
-        """Operations a second by the data sheet, where that is known."""
+        """Operations per second in the data sheet, if known."""
         return peak_flops(self.name, dtype)
 
 
@@ -80,7 +83,7 @@ def alone(kind: str, threads: int) -> Iterator[World]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for everything that the device was given to do."""
+    """Wait until the device has finished all its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
@@ -91,7 +94,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> tuple[int, int] | None:
-    """The most that tensors held, and that the allocator took, since ``reset_peak``; ``None`` on a CPU."""
+    """Return the peak bytes of tensors and of the allocator since ``reset_peak``; ``None`` on a CPU."""
     if device.type == "cpu":
         return None
     most = torch.accelerator.max_memory_allocated(device)
@@ -99,7 +102,7 @@ def peak_bytes(device: torch.device) -> tuple[int, int] | None:
 
 
 def seconds(act: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call, with what it leaves the device to do."""
+    """Return the seconds of one call, including the work that it queues on the device."""
     synchronize(device)
     began = time.perf_counter()
     act()
@@ -108,7 +111,7 @@ def seconds(act: Callable[[], object], device: torch.device) -> float:
 
 
 def milliseconds(act: Callable[[], object], device: torch.device, times: int) -> dict[str, float]:
-    """Of so many calls one after the other: their median, the fastest and the slowest."""
+    """Return the median, the shortest and the longest of ``times`` calls, one after the other."""
     took = [seconds(act, device) * 1e3 for _ in range(times)]
     return {
         "ms": round(statistics.median(took), 2),
@@ -118,7 +121,7 @@ def milliseconds(act: Callable[[], object], device: torch.device, times: int) ->
 
 
 def facts(kind: str, dry: str) -> None:
-    """Print what the lab says of the device at the top of its results, as JSON."""
+    """Print the facts of the device as JSON; the lab puts them at the top of its results."""
     found = torch.accelerator.current_accelerator()
     if not kind:
         kind = "cpu" if dry or found is None else found.type

@@ -1,4 +1,4 @@
-"""The kernels of one step: the dearest by name, and together as products, attention and the rest."""
+"""The kernels of one step: the slowest by name, and sums of products, attention and the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from launcher.runtime import device as launcher_device
 from launcher.runtime.training.profiler import KernelTimes, kernel_times, shortened
 
-# names of NVIDIA's libraries, of inductor's, and of torch's operators on a CPU
+# kernel names of NVIDIA's libraries and of inductor, and torch's operators on a CPU
 GROUPS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("attention", re.compile(r"sdpa|flash|fmha|attention|convert_dq|dot_do_o", re.IGNORECASE)),
     ("products", re.compile(r"nvjet|gemm|cutlass|cublas|aten::(mm|bmm|addmm)$|mkldnn_linear", re.IGNORECASE)),
@@ -21,7 +21,7 @@ MOST = 28
 
 
 def group(name: str) -> str:
-    """Which of the groups a kernel belongs to.
+    """Return the group that a kernel belongs to.
 
     >>> group("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT"), group("triton_poi_fused_add_8")
     ('products', 'rest')
@@ -32,9 +32,10 @@ def group(name: str) -> str:
 
 
 def profiled(one: Callable[[], object], device: torch.device) -> dict[str, Any]:
-    """Kernels of one more step, of the device alone: events of the CPU would slow it.
+    """Return the kernels of one more step.
 
-    Where the profiler sees nothing of the device, the CPU's operators in another step.
+    Only the device is profiled, because events of the CPU would slow the step. If the profiler sees no
+    kernels of the device, it profiles the CPU's operators in another step.
     """
     kinds = launcher_device.profiled(device)
     times = _profiled(one, device, kinds[-1:])
@@ -51,7 +52,7 @@ def _profiled(one: Callable[[], object], device: torch.device, kinds: Sequence[A
 
 
 def summary(times: KernelTimes) -> dict[str, Any]:
-    """As values of JSON: milliseconds of each group, and of the dearest kernels."""
+    """Return JSON values: the milliseconds of each group, and those of the slowest kernels."""
     groups = dict.fromkeys(("products", "attention", "rest"), 0.0)
     for row in times.rows:
         groups[group(row.name)] += row.seconds * 1e3
@@ -64,7 +65,7 @@ def summary(times: KernelTimes) -> dict[str, Any]:
 
 
 def lines(values: Mapping[str, Any]) -> list[str]:
-    """A table to read, of what ``summary`` returned."""
+    """Format the values of ``told`` as a table."""
     groups = ", ".join(f"{name} {ms:.1f}" for name, ms in values["groups_ms"].items())
     out = [f"{values['kernels_ms']:.1f} ms of kernels ({values['kernels_of']}): {groups}"]
     out += [f"{ms:9.2f} {calls:6d}  {shortened(name)}" for name, calls, ms in values["kernels"]]

@@ -34,7 +34,7 @@ KINDS = {
     "embedding": "embed", "norm": "layers.0.attn_norm", "attention": "layers.0.attn",
     "feed-forward": "layers.0.mlp", "block": "layers.0", "head": "head", "loss": "",
 }  # fmt: skip
-"""Each kind of block, and the module of ``model=lm`` that is one."""
+"""Each kind of block, and its module in ``model=lm``; the loss has none."""
 BACKENDS = (
     SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
 )  # fmt: skip
@@ -65,7 +65,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Copy:
-    """``what`` says from where to where; a copy within a device reads as many bytes as it writes."""
+    """A copy within a device reads as many bytes as it writes. ``what``: from where to where."""
 
     what: str
     nbytes: int

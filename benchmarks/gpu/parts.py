@@ -22,11 +22,14 @@ CERTIFIED: dict[str, tuple[str, ...]] = {
     "interleaved": ("recipe=lm_pp4_interleaved",),
     "device_matrices": ("recipe=lm_recursive",),
 }
-"""What several ranks on one device prove: that the layout trains the numbers of one process."""
+"""Layouts that are certified on one device: several ranks must train to the same numbers as one process."""
 
 
 def parts() -> dict[Part, Act]:
-    """Imports nothing that takes long: a part does, in a process of its own."""
+    """Return each part with its function.
+
+    Nothing slow is imported here: a part does that in its own process.
+    """
     out: dict[Part, Act] = {
         Part("start.default", 120, 5): _default,
         Part("start.one", 120, 2): _one,

@@ -1,4 +1,4 @@
-"""The same step by others: a plain Llama as fast as we can write it, and transformers' own."""
+"""The same step in other code: a plain Llama, as fast as we can write it, and that of transformers."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Block(nn.Module):
 
 
 def rotated(t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Both halves of each head turned, in fp32."""
+    """Return the heads rotated by the angles of their positions, in fp32."""
     a, b = t.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(t.dtype)
 
 
 class Llama(nn.Module):
-    """Tokens to logits; the angles are a table, made once."""
+    """The modules of a Llama, and a table of its rotation angles; ``plain`` calls them."""
 
     cos: Tensor
     sin: Tensor
@@ -70,7 +70,10 @@ class Llama(nn.Module):
 
 
 def plain(s: Shape, device: torch.device, compiled: str = "") -> tuple[nn.Module, Loss]:
-    """The model in bf16 and its loss. ``compiled``: a backend, for each block and for head and loss."""
+    """Return the model in bf16 and its loss function.
+
+    ``compiled``: the backend that compiles each block, and the head together with the loss.
+    """
     with device:
         model = Llama(s)
     for module in model.modules():  # the table of angles stays in fp32
@@ -120,7 +123,10 @@ def transformers(s: Shape, device: torch.device) -> tuple[nn.Module, Loss]:
 
 
 def step_of(model: nn.Module, loss: Loss, s: Shape, device: torch.device) -> Callable[[], float]:
-    """One optimizer step around it: copies in bf16 compute; weights, sums of gradients and AdamW in fp32."""
+    """Return a function that runs one optimizer step.
+
+    Copies of the weights in bf16 compute. The weights, the sums of gradients and AdamW's state are in fp32.
+    """
     used = list(model.parameters())
     kept = [p.detach().float().requires_grad_() for p in used]
     optimizer = torch.optim.AdamW(kept, lr=RATE, fused=True)
@@ -146,7 +152,7 @@ def step_of(model: nn.Module, loss: Loss, s: Shape, device: torch.device) -> Cal
 
 @torch.no_grad()
 def _accumulate_grads(kept: list[Tensor], used: list[Tensor]) -> None:
-    """Gradients of one micro batch to where they are added up."""
+    """Add the gradients of one micro batch to the sums, and clear them."""
     if kept[0].grad is None:
         for sums, p in zip(kept, used, strict=True):
             assert p.grad is not None
@@ -158,7 +164,7 @@ def _accumulate_grads(kept: list[Tensor], used: list[Tensor]) -> None:
 
 
 def measure(context: PartContext, kind: str) -> None:
-    """``kind``: ``plain``, ``plain_compile`` or ``transformers``."""
+    """Measure one reference. ``kind``: ``plain``, ``plain_compile`` or ``transformers``."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(context.root / f"compiled-{context.name}")
     job, plan = planned(context)
     s = shape(job, plan)

@@ -1,4 +1,4 @@
-"""What the lab found, to keep: every row as JSON, a page to read, the device as a fragment of a cluster."""
+"""Keeps the lab's results: every row as JSON, a page to read, and the device as a fragment of a cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRAINING = (
     ("measured_bytes", "GB", 1e-9), ("planned_bytes", "planned GB", 1e-9),
     ("planned_bytes_with_cluster", "with the cluster", 1e-9), ("first_step_s", "first step s", 1.0),
 )  # fmt: skip
-"""Columns of the table of training: the value, its name, and what it is multiplied by."""
+"""Columns of the table of training: the key of the value, the title, and the factor."""
 GROUPED = ("products", "attention", "rest")
 
 
@@ -28,7 +28,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """A line a part for the terminal, failures with their reason."""
+    """Return a line per part for the terminal; a part that failed has its reason."""
     out = []
     for row in rows:
         ms = row.values.get("ms")
@@ -38,9 +38,9 @@ def summary(rows: Sequence[Row]) -> list[str]:
 
 
 class Record:
-    """``<card>-<date>.jsonl``, a line as soon as a part ends; with the ``.md`` and ``.yaml`` made of it.
+    """Writes ``<card>-<date>.jsonl``, a line as soon as a part ends, and from it the ``.md`` and ``.yaml``.
 
-    Never over an older one: a second record of a day is called ``<card>-<date>-2``.
+    It never overwrites an older record: the second record of a day is called ``<card>-<date>-2``.
     """
 
     def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ class Record:
             file.write(json.dumps(line) + "\n")
 
     def render(self) -> list[Path]:
-        """Write the page and, where kernels were measured, the fragment; returns all files."""
+        """Write the page and, if kernels were measured, the fragment; return the paths of all files."""
         facts, rows = read(self.path)
         page_path = self.path.with_suffix(".md")
         page_path.write_text(page(facts, rows))
@@ -71,7 +71,7 @@ class Record:
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
-    """What a ``.jsonl`` has: the facts of the device, and the rows in the order of the lab's parts."""
+    """Read a ``.jsonl``: the facts of the device, and the rows in the order of the lab's parts."""
     facts, *rows = map(json.loads, path.read_text().splitlines())
     order = [part.name for part in parts()]
     return facts, sorted((Row(**row) for row in rows), key=lambda row: order.index(row.part))
@@ -120,7 +120,7 @@ def _number(value: float | None, factor: float = 1.0) -> str:
 
 
 def _kernel_tables(rows: Sequence[Row]) -> list[str]:
-    """Groups, and the ten dearest of each step that was profiled, side by side."""
+    """Return the sums of the groups, and the ten slowest kernels of each profiled step, side by side."""
     shown = [row for row in rows if row.values.get("kernels")]
     if not shown:
         return []
@@ -156,7 +156,7 @@ def _parts(rows: Sequence[Row]) -> list[str]:
 
 
 def _device(values: dict[str, Any]) -> list[str]:
-    """Attention, blocks, products and copies by themselves."""
+    """Return the tables of attention, blocks, products and copies."""
     peak = values.get("peak")
     lines = []
     if values.get("attention"):
@@ -212,7 +212,7 @@ def _rate(flops: float, seconds: float, peak: float | None) -> list[str]:
 
 
 def fragment(facts: dict[str, Any], values: dict[str, Any]) -> str:
-    """Numbers in SI units, measured; only ``peak_tflops`` is from a data sheet."""
+    """Return measured numbers in SI units as YAML; only ``peak_tflops`` is from a data sheet."""
     return "\n".join(_fragment(facts, values)) + "\n"
 
 

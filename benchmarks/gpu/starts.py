@@ -1,4 +1,4 @@
-"""Runs of the launcher itself: by default, on the device, and with several ranks on one device."""
+"""Runs of the launcher itself: with its defaults, on the device, and with several ranks on one device."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from benchmarks.gpu.lab import PartContext
 
 LAUNCHER = (sys.executable, "-m", "launcher")
 TIMEOUT = "launch.timeout_s=60"
-"""A rank that waits for another one in vain ends before the part does."""
+"""A rank that waits in vain for another one ends before the part's own time limit."""
 
 
 class PartFailed(Exception):
-    """What a part was to show does not hold."""
+    """A part does not show what it should."""
 
 
 def launched(context: PartContext, *words: str) -> None:
-    """One command as a user types it; its run folder is the part's."""
+    """Run one command as a user types it; its run folder is in the folder of the part."""
     log = context.folder / "run.log"
     with log.open("wb") as file:
         code = subprocess.call(
@@ -38,14 +38,14 @@ def launched(context: PartContext, *words: str) -> None:
 
 
 def on_device(context: PartContext, *words: str) -> None:
-    """One rank on the device."""
+    """Run one rank on the device."""
     launched(context, *words, "launch.nproc=1", f"launch.device={context.device}")
 
 
 def several(context: PartContext, ranks: int, *words: str) -> None:
-    """``ranks`` on one device over its own collectives, each as a node of its own.
+    """Run ``ranks`` ranks on one device with its own collectives, each rank as a node of its own.
 
-    NCCL refuses two ranks on one device where both are on one host, so each says that it is on another.
+    NCCL refuses two ranks on one device of the same host, so each rank names another host.
     """
     port = _free_port()
     ends = ["launch.nproc=1", f"launch.nnodes={ranks}", f"launch.device={context.device}", TIMEOUT]
@@ -70,7 +70,10 @@ def several(context: PartContext, ranks: int, *words: str) -> None:
 
 
 def _report(context: PartContext, codes: Sequence[int], logs: Sequence[Path]) -> None:
-    """Values of a run that has ended; raises ``PartFailed`` with its own words where it failed."""
+    """Report the values of a run that has ended.
+
+    Raises ``PartFailed`` with the message of the launcher if the run failed.
+    """
     context.report(exit_codes=list(codes), **figures(context.folder / "run"))
     warned = [line for line in _lines(logs) if "Warning" in line]
     if warned:
@@ -113,9 +116,9 @@ def _free_port() -> int:
 
 
 def tests(context: PartContext) -> None:
-    """The tests that need a device: how many passed, and the names of those that did not.
+    """Run the tests that need a device; report how many passed, and the names of those that did not.
 
-    pytest-benchmark, where it is installed, turns a warning of xdist's into an error.
+    pytest-benchmark is disabled, because it turns a warning of xdist into an error.
     """
     chosen = ["-m", "gpu"] if not context.dry else ["-k", "step_says_what_is_known and cpu"]
     workers = ["-n", str(min(5, context.cores))] if _installed("xdist") and not context.dry else []
@@ -138,9 +141,9 @@ def tests(context: PartContext) -> None:
 
 
 def counted(text: str) -> dict[str, object]:
-    """How many tests have ended by now in each way, and the names of those that did not pass.
+    """Return how many tests have ended so far with each outcome, and the names of those that did not pass.
 
-    Verbose pytest prints a line a test, xdist with the outcome first; the summary comes when all are done.
+    Verbose pytest prints a line per test; xdist puts the outcome first. The summary comes when all are done.
     """
     lines, _, summary = text.partition("short test summary info")
     counts = {word: len(re.findall(word, lines)) for word in ("PASSED", "FAILED", "ERROR", "SKIPPED")}

@@ -1,4 +1,4 @@
-"""Optimizer steps of the launcher, measured beside what was planned and beside a loop by hand."""
+"""Measures optimizer steps of the launcher, and compares them with their plan and a hand-written loop."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def threads(context: PartContext) -> int:
 
 
 def times(context: PartContext) -> int:
-    """How many steps are timed."""
+    """Return how many steps are timed."""
     return 2 if context.dry else 10
 
 
 def train(context: PartContext, *more: str, kernels: bool = False, cache: str = "") -> None:
-    """Steps of one request: how long, how much memory, what was planned.
+    """Measure the time and memory of steps of one request, and report them with what was planned.
 
     ``kernels``: then one more step, whose kernels are reported. ``cache``: the name of the folder where
     compiled code is kept, which a later part may name too.
     """
-    # planned with no cluster named, and with the one that describes the device
+    # plan without a cluster, and with the one that describes the device
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(context.root / f"compiled-{cache or context.name}")
     job, plan = planned(context, *more)
     _, named = planned(context, *more, f"cluster={context.cluster}")
@@ -51,7 +51,7 @@ def train(context: PartContext, *more: str, kernels: bool = False, cache: str = 
 
     context.wait_for_turn()
     with alone(context.device, threads(context)) as world:
-        # the first step compiles; the second tells how much memory one takes
+        # the first step compiles; the memory of the second is measured
         device = torch.device(world.device)
         made: list[Session] = []
         build = seconds(lambda: made.append(build_session.build(world, job, plan, Path())), device)
@@ -73,7 +73,7 @@ def train(context: PartContext, *more: str, kernels: bool = False, cache: str = 
 
 
 def _planned(plan: Plan, named: Plan) -> dict[str, Any]:
-    """Bytes and seconds of both plans, as they are; ``None`` where a plan says nothing of seconds."""
+    """Return the bytes and milliseconds of both plans; ``None`` if a plan predicts no time."""
     out: dict[str, Any] = {"planned_bytes": plan.estimate.memory[0].total}
     out["planned_bytes_with_cluster"] = named.estimate.memory[0].total
     for key, p in (("planned_ms", plan), ("planned_ms_with_cluster", named)):
@@ -82,7 +82,7 @@ def _planned(plan: Plan, named: Plan) -> dict[str, Any]:
 
 
 def speed(context: PartContext, job: Job, plan: Plan, ms: float) -> dict[str, Any]:
-    """Tokens a second, and the share of the device's peak; what runs again counts once."""
+    """Return tokens per second and the share of the device's peak; recomputed operations count once."""
     rate = plan.estimate.flops / (ms / 1e3)
     peak = describe(context.device).peak(plan.dtypes.compute)
     out: dict[str, Any] = {"tokens_per_s": round(shape(job, plan).tokens / (ms / 1e3))}
@@ -90,7 +90,7 @@ def speed(context: PartContext, job: Job, plan: Plan, ms: float) -> dict[str, An
 
 
 def one_step(live: Session, job: Job) -> float:
-    """As ``runtime.training.loop`` does it."""
+    """Run one optimizer step as ``runtime.training.loop`` does."""
     scale_lr(live.optimizer, 1.0)
     with live.first_step.around(live.model.compiled):
         loss, _ = step(live, job.train.clip_norm)
@@ -101,10 +101,10 @@ def one_step(live: Session, job: Job) -> float:
 def _fullest(
     context: PartContext, live: Session, job: Job, device: torch.device, losses: list[float]
 ) -> None:
-    """One step, and the bytes of tensors at its fullest moment."""
+    """Run one step, and report the bytes of tensors at its peak."""
     states = [v for state in live.optimizer.state.values() for v in state.values()]
     before = [*(t for _, t in live.model.named()), *states]
-    eager_on_cpu = device.type == "cpu" and live.model.compiled is None  # compiled code knows no meter
+    eager_on_cpu = device.type == "cpu" and live.model.compiled is None  # compiled code escapes the meter
     meter: MemoryMeter | None = MemoryMeter(before) if eager_on_cpu else None
     held: AbstractContextManager[Any] = meter or nullcontext()
     reset_peak(device)
@@ -118,7 +118,7 @@ def _fullest(
 
 
 def parity(context: PartContext) -> None:
-    """The launcher and a loop by hand around the same model, from the same weights, in turn."""
+    """Compare the launcher with a hand-written loop around the same model, from the same weights, in turn."""
     job, plan = planned(context)
     context.wait_for_turn()
     with alone(context.device, threads(context)) as world:

@@ -16,7 +16,7 @@ from benchmarks.predict.rows import TIMES, read, write
 from benchmarks.predict.values import seconds, timed, value
 
 MOST_FITTED = 200
-"""Rows that constants are fitted to, drawn at random: more take longer and change nothing."""
+"""The most rows that constants are fitted to, drawn at random: more take longer and change nothing."""
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def _added(raw: dict[str, str], plan: Planned | str) -> dict[str, str]:
 
 
 def _fitted(rows: Sequence[dict[str, str]], framework: str, processes: int) -> str:
-    """Constants, and how well they do on the models that they were fitted to and on the others."""
+    """Return the constants that are fitted to half of the models, and the names of these models."""
     plans = planned([r for r in rows if r["metric"] in TIMES], processes)
     found = [c for c in timed(rows, plans) if c.plan.row.framework == framework]
     models = sorted({c.raw["model"] for c in found})

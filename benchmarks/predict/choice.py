@@ -1,4 +1,4 @@
-"""How good the layouts are that a prediction would choose, among those that were measured."""
+"""Rates the layouts that a prediction would choose among those that were measured."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ FIVE = 5
 
 @dataclass(frozen=True)
 class Cell:
-    """One model on so many devices: the layouts measured, and the share of the best one's speed that is lost.
+    """One model on one number of devices: how much of the best measured layout's speed a choice loses.
 
-    ``first``: by the layout that is predicted to be fastest; ``five``: by the best measured of the five that
-    are; ``hand``: by what engineers do: tp within a node, as little pp, then tp, as may be, and the largest
-    micro batch.
+    ``layouts``: how many were measured. ``first``: the choice is the layout that is predicted to be fastest.
+    ``five``: it is the best measured of the five that are predicted to be fastest. ``hand``: it follows the
+    engineers' rule: tp within a node, then as little pp and as little tp as possible, then the largest micro
+    batch.
     """
 
     model: str
@@ -29,7 +30,7 @@ class Cell:
 
 
 def cells(found: Sequence[Compared]) -> list[Cell]:
-    """Of measured times; of layouts that were measured several times the best counts."""
+    """Return the cells of measured times; of several measurements of a layout, the best counts."""
     measured: dict[tuple[str, int], dict[tuple[int, ...], tuple[float, float]]] = defaultdict(dict)
     for c in found:
         row = c.plan.row
@@ -53,7 +54,7 @@ def _cell(model: str, ranks: int, layouts: dict[tuple[int, ...], tuple[float, fl
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """Of runs that did not fit: ``precision`` of saying so, ``recall`` of those that failed."""
+    """How well runs out of memory are predicted: precision and recall; ``failed`` is how many runs failed."""
 
     precision: float
     recall: float
@@ -61,6 +62,6 @@ class OutOfMemory:
 
 
 def out_of_memory(ran: Sequence[Compared], failed: Sequence[Compared], room: float) -> OutOfMemory:
-    """Of devices with so many bytes of ``room``, by what a plan and its allocator need."""
+    """Rate the prediction that a run fails if its plan and its allocator need more than ``room`` bytes."""
     right, wrong = (sum(step(c.plan).needs > room for c in some) for some in (failed, ran))
     return OutOfMemory(right / max(right + wrong, 1), right / max(len(failed), 1), len(failed))

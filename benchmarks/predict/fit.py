@@ -1,4 +1,4 @@
-"""Constants of a framework from measured times, as a few of a cluster are fitted to measured layouts."""
+"""Fits the constants of a framework to measured times, as calibration refits some of a cluster's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Timed = tuple[Planned, float]
 
 
 def fit(data: Sequence[Timed], start: Mapping[str, float], fixed: Mapping[str, float]) -> dict[str, float]:
-    """The constants of ``start`` that predict ``data`` best, with those in ``fixed`` as they are."""
+    """Return the constants of ``start`` that predict ``data`` best; those in ``fixed`` do not change."""
     clusters = {id(plan.cluster): refit.changed(plan.cluster, fixed) for plan, _ in data}
     steps = [
         refit.MeasuredStep(plan.work, clusters[id(plan.cluster)], plan.row.precision, None, seconds)

@@ -1,6 +1,6 @@
-"""What a cluster of ``conf/cluster`` is under each framework: at most five constants, fitted.
+"""Turns a cluster of ``conf/cluster`` into that of each framework, by at most five fitted constants.
 
-nanotron has more: two for its runs of one stage on many devices, and those of the bytes that it holds.
+nanotron has more: two for its runs of one stage on many devices, and those for its memory.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ SET_BY_HAND: dict[str, dict[str, float]] = {
     },
     "torchtitan": {},
 }  # fmt: skip
-"""What is set by hand: how far kernels are fused and gradients hidden, what an allocator does near its limit,
-and what hops between stages wait for on a cluster of 512 devices (Ultra-Scale Playbook)."""
+"""Constants set by hand: how far kernels are fused and gradient collectives hidden, what an allocator does
+near its limit, and how long messages between stages wait on a cluster of 512 devices (Ultra-Scale Playbook).
+"""
 
 FITTED: dict[str, dict[str, float]] = {
     "megatron": {
@@ -42,11 +43,11 @@ FITTED: dict[str, dict[str, float]] = {
     },
     "torchtitan": {},
 }  # fmt: skip
-"""Fitted, five at most, as ``--fit FRAMEWORK`` does it; ``report.CONSTANTS_NOTE`` says on which models."""
+"""Constants that ``--fit FRAMEWORK`` fits, at most five; ``report.BLIND`` says on which models."""
 
 
 def cluster_for(row: Row, cluster: Cluster) -> Cluster:
-    """With the constants of the framework that a row is of."""
+    """Return ``cluster`` with the constants of the framework of ``row``."""
     found = SET_BY_HAND[row.framework] | FITTED[row.framework]
     if _on_many(row):
         found |= {"overheads.step_ms": STEP_MS}
@@ -56,17 +57,22 @@ def cluster_for(row: Row, cluster: Cluster) -> Cluster:
 
 
 MANY, WIDE = 512, 16
-"""Ranks, and tp: nanotron has runs of two kinds, whose share changes with both. Some keep inputs that were
-gathered over tp; others gather them again, and their collectives wait for the host. What makes a run one
-or the other the tables do not say: of one layout that was measured twice each may be there."""
+"""A number of ranks and a size of tp. nanotron has runs of two kinds, and their share changes with both
+numbers. Some runs keep the inputs that were gathered over tp; others gather them again, and their collectives
+wait for the host. The tables do not say which kind a run is: a layout that was measured twice may have one
+run of each.
+"""
 WAIT_MS = 1.2
-"""A layer, of forward and of backward, for each rank of tp. Fitted to the runs of one stage on ``MANY``, with
-``STEP_MS``; with several stages `overheads.crossing_ms` and `overheads.stall_ms` have what these are."""
+"""Milliseconds that a layer waits in forward and in backward, for each rank of tp.
+
+Fitted together with ``STEP_MS`` to the runs of one stage on ``MANY`` ranks. With several stages,
+`overheads.crossing_ms` and `overheads.stall_ms` cover this time.
+"""
 STEP_MS = 500.0
 
 
 def _on_many(row: Row) -> bool:
-    """One stage on so many devices."""
+    """Return true for a run of nanotron with one stage on at least ``MANY`` devices."""
     return row.framework == "nanotron" and row.pp == 1 and row.ranks >= MANY
 
 
@@ -75,24 +81,24 @@ def _waits(row: Row) -> bool:
 
 
 GATHERED_KEPT = 0.6
-"""nanotron: share of the inputs gathered over tp that is still there in the backward."""
+"""The share of the inputs gathered over tp that nanotron keeps until the backward."""
 KEPT, KEPT_OVER_TP = 1.05, 1.2
-"""What its layers keep for the backward, of what ours do on CUDA."""
+"""The bytes that nanotron's layers keep for the backward, relative to ours on CUDA: without and with tp."""
 LOGITS = 3.5
-"""Bytes a logit that its loss holds less."""
+"""Bytes per logit that nanotron's loss needs less than ours."""
 WORK_SPACE = 200_000_000
-"""Bytes of libraries, which its allocator counts."""
+"""Bytes of libraries that nanotron's allocator counts."""
 BUFFERS = 1.5
-"""Its fp32 gradients lie in buffers: so many times the weights in half precision, beside those."""
+"""The size of nanotron's buffers for fp32 gradients, relative to the weights in half precision."""
 
 
 def with_framework_memory(
     row: Row, work: StepWork, memory: Sequence[Memory], in_flight: Sequence[int]
 ) -> StepWork:
-    """``work`` with the bytes that the framework of a row holds, where they are not those of this one.
+    """Return ``work`` with the memory of the row's framework, where it differs from ours.
 
-    ``memory``: of each pipeline rank, the rank of it that has most. nanotron gathers inputs over tp once more
-    in backwards, where this engine keeps them, and adds gradients up in fp32.
+    ``memory``: for each pipeline rank, that of the rank that needs most. nanotron gathers inputs over tp
+    again in the backward, where this engine keeps them, and sums gradients in fp32.
     """
     if row.framework != "nanotron":
         return work
@@ -110,7 +116,10 @@ def with_framework_memory(
 
 
 def _gathered_kept(row: Row) -> float:
-    """Of the micro batches in flight on the first of several stages two are without."""
+    """Return the share of the gathered inputs that a run keeps.
+
+    With several stages, two of the micro batches in flight on the first stage keep none.
+    """
     if row.pp == 1:
         return 0.0 if _waits(row) else GATHERED_KEPT
     keeps = row.tp <= WIDE and row.ranks < MANY
@@ -118,10 +127,10 @@ def _gathered_kept(row: Row) -> float:
 
 
 def _sent(work: StepWork, pp: int) -> list[tuple[str, int, int]]:
-    """In the forwards of a pipeline rank."""
+    """Return the collectives in the forwards of a pipeline rank."""
     return [sent for s, at in enumerate(work.places) if at == pp for sent in work.stages[s].forward.sent]
 
 
 def _weights(rank: RankWork) -> int:
-    """Bytes of weights in half precision that are gathered."""
+    """Return the bytes of gathered weights in half precision."""
     return sum(n * nbytes for kind, nbytes, n in rank.share if kind == "all_gather")

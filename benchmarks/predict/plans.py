@@ -1,4 +1,4 @@
-"""Plans of rows, those of one model and micro batch together: its forward is followed once."""
+"""Plans rows; those of one model and micro batch are planned together, so that its forward is traced once."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from launcher.planner.trace_model import Traces
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """What is kept of the plan of a row.
+    """The part of a row's plan that is kept.
 
-    ``states``: bytes of weights, gradients and optimizer, of a rank on the mean; ``kept``: those that the
-    layers of the first stage keep for their backwards.
+    ``states``: mean bytes per rank of weights, gradients and optimizer. ``kept``: bytes that the layers of
+    the first stage keep for their backwards.
     """
 
     row: Row
@@ -36,7 +36,7 @@ class Planned:
 
 
 def planned(rows: Sequence[dict[str, str]], processes: int = 1) -> dict[str, Planned | str]:
-    """By ``key``, each layout once; or why there is no plan."""
+    """Return the plan of each layout by ``key``, or the reason why there is none."""
     found: dict[str, Planned | str] = {}
     asked: dict[tuple[object, ...], dict[str, Row]] = {}
     for raw in rows:
@@ -56,7 +56,7 @@ def planned(rows: Sequence[dict[str, str]], processes: int = 1) -> dict[str, Pla
 
 
 def key(raw: dict[str, str]) -> str:
-    """All of a row but what was measured."""
+    """Return a key of everything in a row except the measurement."""
     return "|".join(v for k, v in raw.items() if k not in ("metric", "value", "unit"))
 
 
@@ -66,7 +66,10 @@ def _group(rows: Sequence[Row]) -> list[Planned | str]:
 
 
 def _planned(row: Row, traces: Traces) -> Planned | str:
-    """A pipeline that too few micro batches fill is planned with enough, and then has fewer."""
+    """Plan a row.
+
+    A pipeline that has too few micro batches is planned with enough, and the plan is then reduced.
+    """
     try:
         enough = max(row.micros, row.pp if row.vpp == 1 else 1)
         job = request(replace(row, batch=row.dp * row.micro * enough))
@@ -87,7 +90,10 @@ def _planned(row: Row, traces: Traces) -> Planned | str:
 def _with_fewer(
     row: Row, work: StepWork, memory: Sequence[Memory], share: Sequence[float]
 ) -> tuple[StepWork, list[Memory]]:
-    """``share``: of what a pipeline rank keeps for its backwards, with as many micro batches as a row has."""
+    """Return the work and the memory with as many micro batches as the row has.
+
+    ``share``: the share of its activations that each pipeline rank then keeps for its backwards.
+    """
     left = [replace(m, activations=int(m.activations * s)) for m, s in zip(memory, share, strict=True)]
     ranks = [replace(r, memory=m.total) for r, m in zip(work.ranks, left, strict=True)]
     micros, enough = row.micros, work.micros
@@ -104,7 +110,7 @@ def _with_fewer(
 
 
 def _fullest(plan: Plan) -> list[Memory]:
-    """Of each pipeline rank, the rank of it that has most."""
+    """Return for each pipeline rank the memory of the rank that needs most."""
     grid, memory = plan.sizes.grid, plan.estimate.memory
     return [
         max((memory[rank] for rank in grid.ranks(pp=pp)), key=lambda m: m.total) for pp in range(grid["pp"])
@@ -112,7 +118,7 @@ def _fullest(plan: Plan) -> list[Memory]:
 
 
 def _roomy(cluster: Cluster) -> Cluster:
-    """What does not fit is planned too."""
+    """Return the cluster without a memory limit, so that layouts that do not fit are planned too."""
     return cluster.model_copy(update={"memory_gb": None})
 
 

@@ -117,7 +117,7 @@ def _pipeline(row: Row) -> dict[str, Any]:
 
 
 def _stages(row: Row) -> Iterator[tuple[str, int]]:
-    """Yield the stage of each module: as many layers on each stage, or the division of nanotron."""
+    """Yield the stage of each module: layers in equal shares, or in the division of nanotron."""
     first, last = ("embed", *(() if row.gated else ("position", "scaled"))), ("norm", "head")
     stages = row.pp * row.vpp
     if row.layers < stages:

@@ -17,12 +17,12 @@ SHAPE = ("layers", "hidden", "heads", "ffn", "vocab", "seq", "tp", "pp", "dp", "
 
 
 class UnusableRow(Exception):
-    """The row leaves something out, or says something that no request can."""
+    """The row leaves something out, or has a value that no request can express."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """``raw``: as it is in the table; the numbers of its model and of its layout."""
+    """The numbers of a row's model and layout. ``raw``: the row as it is in the table."""
 
     raw: dict[str, str]
     layers: int
@@ -49,25 +49,25 @@ class Row:
 
     @property
     def gated(self) -> bool:
-        """Whether its feed-forward is Llama's."""
+        """Whether the feed-forward is gated, as Llama's."""
         return "llama" in self.raw["model"].lower()
 
     @property
     def tied(self) -> bool:
-        """Whether the table of tokens is the head too, as its number of parameters says."""
+        """Whether the embedding is also the head, judged by the number of parameters in the row."""
         stated = float(self.raw["params"] or self.parameters)
         return stated < self.parameters - self.vocab * self.hidden / 2
 
     @property
     def parameters(self) -> float:
-        """With a head of its own, norms and biases left out."""
+        """The number of parameters with an untied head, without norms and biases."""
         kv = self.hidden * self.kv_heads / self.heads
         block = 2 * self.hidden * (self.hidden + kv) + (3 if self.gated else 2) * self.hidden * self.ffn
         return self.layers * block + 2 * self.vocab * self.hidden
 
     @property
     def micros(self) -> int:
-        """Micro batches a step. Raises ``UnusableRow`` for a part of one."""
+        """Micro batches per step. Raises ``Unsaid`` if that is not an integer."""
         count, rest = divmod(self.batch, self.dp * self.micro)
         if rest or not count:
             raise UnusableRow(
@@ -77,7 +77,7 @@ class Row:
 
 
 def parsed(raw: dict[str, str]) -> Row:
-    """Raises ``UnusableRow``."""
+    """Parse a row. Raises ``Unsaid``."""
     if raw["metric"] not in (*TIMES, *MEMORY):
         raise UnusableRow(f"metric {raw['metric']}: neither time nor memory")
     missing = [k for k in SHAPE if not raw[k]]

@@ -1,4 +1,4 @@
-"""Predicted over measured, drawn: both on logarithmic axes, with the line where they are equal."""
+"""Draws predicted over measured values on logarithmic axes, with the line where they are equal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ POINT = 1.6
 
 
 def svg(points: Sequence[tuple[float, float]], title: str, unit: str) -> str:
-    """``points``: measured, predicted."""
+    """Return the picture of ``points``, each of which is (measured, predicted)."""
     values = [v for p in points for v in p if v > 0]
     low, high = floor(log10(min(values))), ceil(log10(max(values)))
     return "\n".join([*_frame(low, high, title, unit), *_dots(points, low, high), "</svg>", ""])

@@ -1,4 +1,4 @@
-"""What is predicted of a row, in the unit of its metric."""
+"""The value that is predicted for a row, in the unit of its metric."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TERA = 1e12
 
 @dataclass(frozen=True)
 class Compared:
-    """A row whose value was measured, beside what is predicted."""
+    """A row whose value was measured, with the prediction."""
 
     raw: dict[str, str]
     plan: Planned
@@ -29,14 +29,17 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """Of the measured value, signed; of rates as of the time behind them."""
+        """The signed error relative to the measured value; for a rate, the error of the time behind it."""
         if self.raw["metric"] in TIMES[1:]:
             return self.measured / self.predicted - 1
         return self.predicted / self.measured - 1
 
 
 def step(plan: Planned, cluster: Cluster | None = None) -> Prediction:
-    """On the cluster of its framework, or on another; without its timeline, for there are thousands."""
+    """Predict a step on the cluster of its framework or on ``cluster``.
+
+    The timeline has no events, because thousands of predictions are kept.
+    """
     return _usual(plan) if cluster is None else _on(plan, cluster)
 
 
@@ -53,12 +56,12 @@ def _on(plan: Planned, cluster: Cluster) -> Prediction:
 
 
 def value(raw: dict[str, str], plan: Planned, cluster: Cluster | None = None) -> float:
-    """Of the metric of ``raw``, a row that ``plan`` is the plan of."""
+    """Return the predicted value of the metric of ``raw``; ``plan`` is the plan of that row."""
     row, metric, unit = plan.row, raw["metric"], UNITS.get(raw["unit"], 1e9)
     if metric in MEMORY:
         nbytes = {"params_grads_optimizer_memory": plan.states, "activation_memory": plan.kept}
-        nbytes["failed"] = step(plan, cluster).needs  # with what its allocator needs more
-        nbytes["memory"] = min(step(plan, cluster).memory, _room(plan))  # it was measured: the run had room
+        nbytes["failed"] = step(plan, cluster).needs  # including what the allocator adds
+        nbytes["memory"] = min(step(plan, cluster).memory, _room(plan))  # the run was measured, so it fit
         return nbytes[metric] / unit
     seconds = step(plan, cluster).seconds
     flops = plan.work.flops / seconds / row.ranks
@@ -72,14 +75,14 @@ def value(raw: dict[str, str], plan: Planned, cluster: Cluster | None = None) ->
 
 
 def _room(plan: Planned) -> int:
-    """Bytes of the device."""
+    """Return the bytes of the device."""
     gb = cluster_for(plan.row, plan.cluster).memory_gb
     assert gb is not None
     return int(gb * GIB)
 
 
 def seconds(c: Compared) -> float:
-    """Measured, of a step."""
+    """Return the measured seconds of a step."""
     row, metric = c.plan.row, c.raw["metric"]
     if metric == "step_time":
         return c.measured
@@ -90,7 +93,10 @@ def seconds(c: Compared) -> float:
 
 
 def timed(rows: Iterable[dict[str, str]], plans: dict[str, Planned | str]) -> list[Compared]:
-    """Those that tell how long a step takes. MFU only where nothing else does: formulas differ."""
+    """Return the rows that measure how long a step takes.
+
+    MFU counts only where a table has nothing else, because its formulas differ.
+    """
     found = compared(rows, plans, TIMES[:3])
     return [c for c in found if c.raw["metric"] != "mfu" or c.raw["source"] == "megatron_h100"]
 
@@ -98,7 +104,7 @@ def timed(rows: Iterable[dict[str, str]], plans: dict[str, Planned | str]) -> li
 def compared(
     rows: Iterable[dict[str, str]], plans: dict[str, Planned | str], metrics: Sequence[str]
 ) -> list[Compared]:
-    """Those with a plan, and one of these metrics."""
+    """Return the rows that have a plan and one of these metrics."""
     out = []
     for raw in rows:
         plan = plans[key(raw)]

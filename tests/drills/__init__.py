@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Tally(Counter[str]):
-    """What came of each try; what is not ``right`` is printed when it comes."""
+    """Counts the outcomes of tries, and prints the details of an outcome at once."""
 
     def note(self, outcome: str, told: str = "") -> None:
         self[outcome] += 1
@@ -28,7 +28,7 @@ class Tally(Counter[str]):
 
 @contextmanager
 def launched(log: Path, *words: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """``python -m WORDS``, leading a process group of its own, which is gone behind the block."""
+    """Start ``python -m WORDS`` in its own process group, and end the group after the block."""
     command = [sys.executable, "-m", *words]
     with log.open("w") as out:
         process = subprocess.Popen(
@@ -57,17 +57,17 @@ def children(pid: int) -> list[int]:
 
 
 def ranks(pid: int) -> list[int]:
-    """Ranks of the launcher ``pid``: the children of those that its server has forked."""
+    """Return the ranks of the launcher ``pid``: the children of the processes that its server has forked."""
     return [rank for server in children(pid) for parent in children(server) for rank in children(parent)]
 
 
 def below(pid: int) -> list[int]:
-    """Children, and theirs."""
+    """Return all descendants of a process."""
     return [p for child in children(pid) for p in (child, *below(child))]
 
 
 def wait(process: subprocess.Popen[str], seconds: float) -> int | None:
-    """The exit code; ``None`` when it is still running then."""
+    """Return the exit code, or ``None`` if the process still runs after ``seconds``."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -75,7 +75,7 @@ def wait(process: subprocess.Popen[str], seconds: float) -> int | None:
 
 
 def pause_until(done: Iterator[bool] | Sequence[bool], seconds: float) -> bool:
-    """Whether one of ``done`` was true in time; it is asked again and again."""
+    """Whether one of ``done`` was true in time; the next one is read every 20 ms."""
     end_at = time.monotonic() + seconds
     for now in done:
         if now:
@@ -87,7 +87,7 @@ def pause_until(done: Iterator[bool] | Sequence[bool], seconds: float) -> bool:
 
 
 def imported() -> None:
-    """Import all that a run needs, once: what is ``forked`` has it."""
+    """Import all that a run needs once, so that ``forked`` processes have it."""
     import launcher.__main__
     import launcher.run.external_ranks.leader
     import launcher.runtime.processes.start_and_restart
@@ -99,9 +99,9 @@ def imported() -> None:
 
 @contextmanager
 def forking(words: Sequence[str], log: Path, env: Mapping[str, str | None] | None = None) -> Iterator[int]:
-    """``launcher WORDS``, forked from here into a process group of its own, which is gone behind the block.
+    """Fork ``launcher WORDS`` into its own process group, and end the group after the block.
 
-    ``env``: changes of the environment, ``None`` takes a variable away. Its id goes to ``waited``.
+    ``env``: changes of the environment, where ``None`` removes a variable. Yields the process id, for ``waited``.
     """
     sys.stdout.flush()
     pid = os.fork()
@@ -115,7 +115,7 @@ def forking(words: Sequence[str], log: Path, env: Mapping[str, str | None] | Non
 
 
 def waited(pid: int, seconds: float, meanwhile: Callable[[], object] = lambda: None) -> int | None:
-    """The exit code of a child, ``None`` when it had to be ended; ``meanwhile`` is done again and again."""
+    """Return the exit code of a child, or ``None`` if it had to be ended; ``meanwhile`` is called repeatedly."""
     end_at = time.monotonic() + seconds
     while time.monotonic() < end_at:
         gone, status = os.waitpid(pid, os.WNOHANG)
@@ -130,7 +130,7 @@ def waited(pid: int, seconds: float, meanwhile: Callable[[], object] = lambda: N
 
 
 def forked(words: Sequence[str], log: Path, meanwhile: Callable[[], object] = lambda: None) -> int | None:
-    """The exit code of ``launcher WORDS``, as ``waited`` has it."""
+    """Run ``launcher WORDS`` in a forked process, and return its exit code as ``waited`` does."""
     with forking(words, log) as pid:
         return waited(pid, 90, meanwhile)
 
@@ -145,7 +145,7 @@ def _live(words: Sequence[str], log: Path, env: Mapping[str, str | None]) -> Non
         with log.open("w") as out:
             os.dup2(out.fileno(), 1)
             os.dup2(out.fileno(), 2)
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not what a test captures with
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not the streams that a test captures
         logging.getLogger().handlers.clear()
         from launcher.__main__ import main
 

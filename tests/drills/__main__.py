@@ -1,4 +1,4 @@
-"""Runs the drills named, or all; fails when any outcome was not the right one."""
+"""Runs the named drills, or all; fails if any outcome was wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import tests.conftest  # noqa: F401  the folder for temporary files, before torch is imported
 
 ALL = ("hang", "preempt", "agents", "sweep", "disk_full", "environment", "corrupt", "changes", "keys")
-RIGHT, OVER = "right", "over"  # over: the run had ended before anything was done to it
+RIGHT, OVER = "right", "over"  # over: the run ended before it was disturbed
 
 
 def main() -> int:

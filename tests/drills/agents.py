@@ -1,4 +1,4 @@
-"""Two torchrun agents of two ranks: kill -9 or SIGSTOP of a random rank names it, whichever it is."""
+"""Two torchrun agents of two ranks: kill -9 or SIGSTOP of a random rank names that rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run goes on with one setting changed: what gives other numbers is refused or noted, what is free gives the same."""
+"""A run resumes with one setting changed: changes of the numbers are refused or noted, others give the same numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHANGES = (
     "deterministic=true", "checkpoint.keep=1", "train.eval_every=1", "parallel.fp32_communication=true",
 )  # fmt: skip
 TIMES = len(CHANGES)
-CLOSE = 1e-9  # of losses in fp64 over other layouts; the gradients of two steps are behind them
+CLOSE = 1e-9  # for fp64 losses in another layout, after the gradients of two steps
 
 
 def run(times: int, chance: random.Random, folder: Path) -> Tally:
@@ -44,7 +44,7 @@ def run(times: int, chance: random.Random, folder: Path) -> Tally:
 
 def _try(change: str, folder: Path, straight: Path) -> str:
     key = change.partition("=")[0]
-    # the words that a later start has typed again, and the change behind them
+    # the words of a later start, with the change last
     words = [f"checkpoint.resume={straight}/checkpoints/step-000002", "train.steps=6", change]
     code, said = _start(folder, *words)
     told = code == 2 and " was trained with " in said

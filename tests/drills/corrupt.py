@@ -1,6 +1,6 @@
-"""Small files of a run changed at random (bits, bytes, lines, pieces): refused, or as they were written.
+"""Small files of a run changed at random (bits, bytes, lines, pieces): each is refused, or reads as it was written.
 
-A newest checkpoint that is damaged gives way to the one before.
+If the newest checkpoint is damaged, the one before it is used.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run(times: int, chance: random.Random, folder: Path) -> Tally:
         except (ValueError, RequestError):
             outcome = "right"
         else:
-            led = newest.name != "step-000006" and not name.startswith(LAST)  # to another than was meant
+            led = newest.name != "step-000006" and not name.startswith(LAST)  # another checkpoint than the intended one
             outcome = "right" if found == truth[newest.name] and not led else f"wrong ({name}, {how})"
         tally.note(outcome, "" if outcome == "right" else repr(data[:200]))
         (run_dir / name).write_bytes(before[name])
@@ -57,7 +57,7 @@ def run(times: int, chance: random.Random, folder: Path) -> Tally:
 
 
 def said(run_dir: Path, folder: Path) -> Any:
-    """All that a start from ``folder`` goes by: what it holds, each rank's random stream, the steps that are done."""
+    """Return all that a start from ``folder`` depends on: its files, strategy, state, random streams and status."""
     checkpoint = open_checkpoint(folder)
     streams = [
         {n: b.data.tobytes() for n, b in read_extra(checkpoint, rank).items()}
@@ -101,7 +101,7 @@ def zeros(data: bytes, chance: random.Random) -> bytes:
 
 
 def lines(data: bytes, chance: random.Random) -> bytes:
-    """One left out, doubled, or in another's place."""
+    """Remove a line, double it, or replace it by another."""
     rows = data.split(b"\n")
     at, other = chance.randrange(len(rows)), chance.randrange(len(rows))
     rows[at : at + 1] = chance.choice(([], [rows[at]] * 2, [rows[other]]))
@@ -109,7 +109,7 @@ def lines(data: bytes, chance: random.Random) -> bytes:
 
 
 def ranks(data: bytes, chance: random.Random) -> bytes:
-    """What is said of one rank is said of another."""
+    """Name another rank in a path."""
     return data.replace(b"rank_%d/" % chance.randrange(4), b"rank_%d/" % chance.randrange(4), chance.choice((1, -1)))
 
 

@@ -1,4 +1,4 @@
-"""A disk with random room, one that fills up, a folder deleted: one line says so, and the run goes on after."""
+"""A disk with little room, one that fills up, a deleted folder: one line says so, and the run resumes afterwards."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HARMS = ("little room", "little room", "fills up", "fills up", "deleted", "delet
 
 
 def run(times: int, chance: random.Random, folder: Path) -> Tally:
-    """Needs to be root, who may mount a file system of 1 MiB."""
+    """Run the drill as root, which may mount a file system of 1 MiB."""
     tally = Tally()
     imported()
     os.environ["DRILL_KEY"] = "ab" * 32
@@ -61,7 +61,7 @@ def run(times: int, chance: random.Random, folder: Path) -> Tally:
 
 @contextmanager
 def disk(folder: Path, size_kb: int) -> Iterator[Path]:
-    """A file system of so many KiB. Raises ``PermissionError`` where this user may mount none."""
+    """Mount a file system of so many KiB. Raises ``PermissionError`` if this user may not mount one."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size_kb}k", "launcher-test", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -74,7 +74,7 @@ def disk(folder: Path, size_kb: int) -> Iterator[Path]:
 
 
 def leave(small: Path, kb: int) -> None:
-    """Take all room but this."""
+    """Fill the disk so that only ``kb`` KiB are free."""
     free = shutil.disk_usage(small).free
     with (small / "ballast").open("ab") as file:
         os.posix_fallocate(file.fileno(), 0, max(1, file.tell() + free - kb * 1024))
@@ -106,7 +106,7 @@ def _try(how: str, chance: random.Random, small: Path, log: Path, straight: list
 
 
 def _harm(harm: str, chance: random.Random, small: Path, run_dir: Path) -> None:
-    """Called again and again while it runs: does it once, some time after the folder is there."""
+    """Do the harm once, at a random time after the run folder exists; it is called repeatedly."""
     done = (small / "ballast").exists() or harm == "little room"
     if done or not (run_dir / "status.json").exists() or chance.random() > 0.02:
         return
@@ -120,7 +120,7 @@ def _harm(harm: str, chance: random.Random, small: Path, run_dir: Path) -> None:
 
 
 def _judged(harm: str, code: int | None, said: str, run_dir: Path) -> str:
-    """``over``: it did not come to that."""
+    """Return the outcome; ``over``: the run succeeded."""
     if code is None:
         return f"still running: {said[-200:]}"
     if "Traceback" in said or "Logging error" in said:
@@ -137,7 +137,7 @@ def _judged(harm: str, code: int | None, said: str, run_dir: Path) -> str:
     if len(heads) != 1 or not re.search(TOLD[harm], heads[0]):
         return f"does not say why: {heads or said[-300:]}"
     if not (run_dir / "status.json").exists():
-        return "right"  # nothing could be said there
+        return "right"  # the status could not be written there
     status = json.loads((run_dir / "status.json").read_text())
     if status["status"] != "failed" or not re.search(TOLD[harm], status.get("error", "")):
         return f"the status says {status['status']}: {status.get('error')}"

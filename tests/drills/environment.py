@@ -1,4 +1,4 @@
-"""Damaged environments of torchrun and srun: one line says what is wrong or who is missing, soon, without traceback."""
+"""Damaged environments of torchrun and srun: one line soon says what is wrong or which rank is missing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Environment = dict[str, str | None]
 
 
 def run(times: int, chance: random.Random, folder: Path) -> Tally:
-    """The first half of the tries starts one process, the other two, of which one has a damaged environment."""
+    """Every second try starts two processes, one of them with a damaged environment; the others start only that one."""
     tally = Tally()
     imported()
     for n in range(times):
@@ -65,13 +65,13 @@ def _of(**variables: str | None) -> Environment:
 
 
 def _damaged(env: Environment, chance: random.Random) -> Environment:
-    """One variable or two: another value, or none."""
+    """Change or remove one variable or two."""
     names = chance.sample([*env], chance.choice((1, 1, 2)))
     return env | {name: chance.choice((None, *VALUES)) for name in names}
 
 
 def _try(envs: list[Environment], folder: Path) -> str:
-    """``over``: it went on as if nothing were wrong, and had what it needs."""
+    """Return the outcome; ``over``: the run worked in spite of the damage."""
     folder.mkdir()
     logs = [folder / f"{n}.log" for n in range(len(envs))]
     words = (*WORDS, f"runs={folder}/runs")

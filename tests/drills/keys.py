@@ -1,4 +1,4 @@
-"""A key of encryption under misspelled names and in wrong forms, typed and in files: it is never printed."""
+"""An encryption key under misspelled names and in wrong forms, typed and in files: it is never printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TERM, USR1, USR2, HUP, QUIT, INT to launcher, ranks or all at random moments: saved, 75 or 130, and goes on."""
+"""TERM, USR1, USR2, HUP, QUIT, INT to launcher, ranks or all at random moments: saved, code 75 or 130, resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KILL or HUP to a sweep, KILL to a cell or a rank of it, at random moments: nothing lost, done twice or orphaned."""
+"""KILL or HUP to a sweep, KILL to a cell or a rank of it, at random moments: nothing is lost, repeated or orphaned."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _try(target: str, signum: signal.Signals, chance: random.Random, folder: Pat
 
 
 def _kill(target: str, signum: signal.Signals, sweep: int, chance: random.Random) -> None:
-    """One of those that there are now, if there is any."""
+    """Signal a random one of the target's processes, if there is any."""
     cells = children(sweep)
     found = {"sweep": [sweep], "cell": cells, "rank": [rank for cell in cells for rank in below(cell)]}[target]
     if found:

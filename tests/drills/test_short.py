@@ -1,4 +1,4 @@
-"""Each drill, for seconds."""
+"""Each drill, for a few seconds."""
 
 from __future__ import annotations
 

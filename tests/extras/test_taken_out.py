@@ -1,4 +1,4 @@
-"""Each part of ``launcher/extras`` can be taken out, and takes nothing with it but itself."""
+"""Each part of ``launcher/extras`` can be removed, and nothing else stops working."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ for extra in sys.argv[1:]:
 
 
 def test_all_other_modules_import_without_each() -> None:
-    """Each is taken out in a child of one process, which has imported torch."""
+    """Each extra is removed in a forked child of one process that has imported torch."""
     done = subprocess.run([sys.executable, "-c", IMPORT_ALL, *EXTRAS], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 

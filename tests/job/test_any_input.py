@@ -1,4 +1,4 @@
-"""Whatever is typed, the answer is a Job or a list of problems."""
+"""Any typed text gives either a Job or a list of problems."""
 
 from __future__ import annotations
 

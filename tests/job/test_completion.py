@@ -1,4 +1,4 @@
-"""``launcher --completion SHELL``: what real shells make of a word when tab is pressed."""
+"""``launcher --completion SHELL``: how real shells complete a word when tab is pressed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def needs(shell: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where one types: with the scripts, a recipe and a folder."""
+    """The current folder of the shell, with the completion scripts, a recipe and a folder."""
     here = tmp_path_factory.mktemp("completion")
     for shell in SHELLS:
         (here / f"words.{shell}").write_text(script(shell, (BEGIN, *OF_A_RUN)))
@@ -72,11 +72,11 @@ def test_a_tab_completes_what_is_typed(shell: str, typed: str, meant: str, folde
     rc.write_text(f"{start.format(folder / f'words.{shell}')}launcher() {{ {PRINTED}; }}\nPS1='ready> '\n")
     command = [str(rc) if word == "rc" else word for word in command]
     given = asked(command, f"launcher {typed}\r", folder, ZDOTDIR=str(tmp_path))
-    assert [word.removesuffix("/") for word in given] == meant.split()  # zsh takes the slash away again
+    assert [word.removesuffix("/") for word in given] == meant.split()  # zsh removes the slash again
 
 
 def asked(command: list[str], typed: str, cwd: Path, **env: str) -> list[str]:
-    """The arguments that ``launcher`` is called with by an interactive shell in which somebody types."""
+    """Type in an interactive shell, and return the arguments that it calls ``launcher`` with."""
     ours, theirs = pty.openpty()
     env = {**os.environ, **env, "TERM": "dumb"}
     with subprocess.Popen(
@@ -139,7 +139,7 @@ def test_what_fish_offers(typed: str, offered: list[str], folder: Path) -> None:
 
 
 def lines(command: list[str], cwd: Path) -> list[str]:
-    """Each word that is said, without what a shell tells of it."""
+    """Return each offered word, without the description that a shell prints beside it."""
     env = {**os.environ, "HOME": str(cwd), "LC_ALL": "C"}
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

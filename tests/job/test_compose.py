@@ -1,4 +1,4 @@
-"""From overrides to a Job: what is set, in which order, from where."""
+"""From overrides to a Job: which values are set, in which order, and from which source."""
 
 from __future__ import annotations
 

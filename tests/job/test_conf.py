@@ -1,4 +1,4 @@
-"""Every file in conf/ and recipes/: it composes, validates, is commented, and says what the schema says."""
+"""Every file in conf/ and recipes/ composes, validates, has comments, and agrees with the schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files are options: those of the shipped and named folders, and those beside a recipe."""
+"""The files that are options: those of the shipped and named folders, and those beside a recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--help NAME``: what the files of options say about a group, a section, a key or an option."""
+"""``--help NAME``: what the option files say about a group, a section, a key or an option."""
 
 from __future__ import annotations
 

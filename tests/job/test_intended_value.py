@@ -1,4 +1,4 @@
-"""A value in another notation is read as a person means it, or not at all."""
+"""A value in another notation is read as the user means it, or it is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every class of the launcher, named by every setting: taken is what docs/security.md lists, and no other."""
+"""Every setting accepts exactly those classes of the launcher that docs/security.md lists for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TYPES: dict[str, type] = {
 
 
 def classes() -> dict[str, type]:
-    """By each dotted path that leads to one: also where a module has only imported it."""
+    """Return the classes by every dotted path that leads to one, also through a module that imports it."""
     found = {}
     for info in pkgutil.walk_packages(launcher.__path__, "launcher."):
         if info.name.rpartition(".")[2] == "__main__" or ".starter.project" in info.name:
@@ -63,7 +63,7 @@ def test_the_page_lists_what_each_setting_may_name():
 
 
 class Host(nn.Module):
-    """Arguments with every kind of type, and none."""
+    """Takes arguments of every kind of type, and one without a type."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Host(nn.Module):
 
 
 ARGUMENTS: dict[str, str | None] = {
-    "bare": None,  # as the setting
+    "bare": None,  # of the same kind as the setting
     "module": "Module",
     "modules": "Module",
     "by_name": "Module",
@@ -98,7 +98,10 @@ ARGUMENTS: dict[str, str | None] = {
 
 
 def taken(target: object, base: type, allow: tuple[str, ...] = ()) -> bool:
-    """Whether it gets as far as to be looked for, or built: a class that does not take its arguments was taken."""
+    """Whether a setting accepts the class: the class is looked up, or even built.
+
+    A class that is refused only for its arguments counts as accepted.
+    """
     try:
         check(target, allow, base)  # type: ignore[arg-type]
     except RequestError as error:
@@ -117,7 +120,7 @@ def test_a_class_that_another_package_has_imported_is_no_way_around(setting, mon
     front = types.ModuleType("front_of_all")
     for i, home in enumerate(HOMES):
         module, _, name = home.rpartition(".")
-        one = getattr(sys.modules.get(module), name, None)  # not those inside of classes and functions
+        one = getattr(sys.modules.get(module), name, None)  # None for classes inside of classes and functions
         if one is not None:
             setattr(front, f"Class{i}", one)
     monkeypatch.setitem(sys.modules, "front_of_all", front)

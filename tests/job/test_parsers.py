@@ -1,4 +1,4 @@
-"""libyaml and OmegaConf's own reader build the same from every shipped file."""
+"""libyaml and OmegaConf's own reader build the same values from every shipped file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes and functions by name: only those of the right kind, from a trusted package; nothing else is ever run."""
+"""Only classes and functions of the right kind from a trusted package can be named; nothing else is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that take a word or keys: where both are given, both count, or the request is refused."""
+"""Settings that take a word or keys: if both are typed, both count, or the request is refused."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ BOTH: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "logger.trackio": (True, "project=mine", {"logger.trackio.project": "mine"}),
     "debug.profiler": (True, "memory=true", {"debug.profiler.memory": True}),
 }  # fmt: skip
-"""Settings, a word that each may be, a key below it, and what the request has with both."""
+"""Settings, a word that each accepts, a key below it, and what the request has if both are typed."""
 
 KEYS_DECIDE = {"parallel.pipeline.stage_config": (AUTO, "head=0")}
-"""Where the word is the default, and means that no key is set."""
+"""Settings whose default is the word, which means that no key is set."""
 
 REFUSED = {
     "parallel.operators": (AUTO, "head.weight=[tp,null]"),
     "parallel.recompute.modules": ("layers.0", "head=full"),
     "parallel.dataset_strategy": ("full_batch", "matrix=[2]"),
 }
-"""Where a key would replace the word, which is therefore refused."""
+"""Settings where a key would replace the word, so the request is refused."""
 
 
 def request(*words: str) -> Request:
@@ -92,7 +92,10 @@ def file_of(path: Path, base: str, key: str, word: Any) -> str:
 
 
 def takes_words_and_keys() -> Iterator[str]:
-    """By the schema; ``parallel`` and keys that a search leaves open take ``auto`` as well."""
+    """Yield the settings that take both by the schema.
+
+    ``parallel`` and keys that a search leaves open also take ``auto``.
+    """
     yield "parallel"
     yield "parallel.grid"
     for key, note in keys.noted():
@@ -193,7 +196,7 @@ def test_a_key_beside_candidates_that_have_no_keys_is_refused() -> None:
 
 
 def test_what_is_open_in_a_file_is_what_is_open_typed(tmp_path: Path) -> None:
-    """Settings of the recipe below that are no axis of the search stay."""
+    """Settings of the base recipe that are not axes of the search do not change."""
     (tmp_path / "base.yaml").write_text("defaults: [lm_single, _self_]\nparallel: {fp32_communication: true}\n")
     file = tmp_path / "mine.yaml"
     file.write_text("defaults: [base, _self_]\nparallel: auto\n")

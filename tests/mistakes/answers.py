@@ -1,4 +1,4 @@
-"""What is answered to a command line, and what a reader of the answer types next."""
+"""The answer to a command line, and the command that a reader of the answer types next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BASES = {"mlp": "recipe=mlp_autoparallel", "lm": "recipe=lm_single model=lm_tiny
 
 @dataclass(frozen=True)
 class Row:
-    """``meant`` is ``None`` where nobody can tell, empty where a part of it can be told."""
+    """``meant``: the intended words; ``None`` if nobody can tell, and empty if only a part can be told."""
 
     typed: tuple[str, ...]
     meant: tuple[str, ...] | None
@@ -44,7 +44,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def answer(words: Sequence[str]) -> tuple[int, str]:
-    """The exit code, and all that is said."""
+    """Return the exit code and all output."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
         code = main(words)
@@ -52,8 +52,10 @@ def answer(words: Sequence[str]) -> tuple[int, str]:
 
 
 def next_command(words: Sequence[str], said: str) -> tuple[str, ...] | None:
-    """Each ``try:`` in the place of what ``set by:`` shows, or of the arguments that its problem begins with; added
-    where neither is. ``None`` without any cure."""
+    """Return the words with each cure (``try:``) pasted, or ``None`` if there is no cure.
+
+    A cure replaces what ``set by:`` shows, or else the arguments with which its problem begins; otherwise it is added.
+    """
     out, cured = list(words), False
     for block in said.split("\n\n")[1:]:
         cure = re.search(r"^    try:    (.*)$", block, re.MULTILINE)
@@ -86,7 +88,7 @@ def composed(words: Sequence[str]) -> dict[str, Any]:
 
 
 def refused(words: Sequence[str]) -> str:
-    """What ``words`` would be refused for; "" for nothing."""
+    """Return the reason why ``words`` would be refused, or ""."""
     try:
         check_words(words)
     except RequestError as error:

@@ -1,4 +1,4 @@
-"""A corpus of mistakes: each is answered in words, and every cure passes when pasted and keeps what was meant."""
+"""A corpus of mistakes: each gets an answer in words, and every cure passes when pasted and keeps the intention."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ALONE = ("recipe=lm_single", "data=mnist5k", "steps=[train]", "model=mlp", "opti
 
 @pytest.fixture(scope="module", autouse=True)
 def known_once():
-    """The answer has looked at the commands that it prints; here they are looked at again, from the outside."""
+    """Cache the check of commands, because the answer checks its cures and the tests check them again."""
     before = launcher.__main__.check_words
 
     @functools.cache
@@ -58,7 +58,7 @@ def known_once():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """With the files that the corpus names."""
+    """A folder with the files that the corpus names."""
     here = tmp_path_factory.mktemp("mistakes")
     for name in ("folder", "old", "folder.json"):
         (here / name).mkdir()
@@ -94,7 +94,7 @@ def test_what_is_typed_wrong_is_told_and_its_cure_is_what_was_meant(row, folder,
 @pytest.mark.parametrize("typed", OWN, ids=range(len(OWN)))
 def test_a_recipe_that_is_wrong_is_told_by_line(typed, tmp_path, monkeypatch, known_once):
     monkeypatch.chdir(tmp_path)
-    known_once.cache_clear()  # another file of the same name
+    known_once.cache_clear()  # this test has another file of the same name
     row, text = OWN[typed], typed.replace("\\n", "\n").replace("\\t", "\t")
     text = text.replace("{DEEP}", "[" * 300 + "]" * 300).replace("{LONG}", "1" * 4301).replace("{M}", BASE)
     Path("mine.yaml").write_text(text)
@@ -109,7 +109,7 @@ def test_user_code_that_fails_is_told_by_its_own_last_line(code, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(sys.modules, "mine", None)
-    del sys.modules["mine"]  # what is imported goes when the test is over
+    del sys.modules["mine"]  # after the test, the module is removed from sys.modules
     known_once.cache_clear()
     row = CLASSES[code]
     text = "import torch\nfrom torch import nn\n" + code.replace("\\n", "\n").replace("{NET}", NET)

@@ -18,17 +18,17 @@ from launcher.plan.values.tensor_spec import TensorSpec
 
 
 def job(*overrides: str) -> Job:
-    """A language model on one rank, with these overrides typed after it."""
+    """A language model on one rank, with these overrides."""
     return compose(["recipe=lm_single", *overrides]).job
 
 
 def words(error: RequestError) -> list[str]:
-    """Every cure, as the shell would hand it over."""
+    """Return the words of every cure, split as the shell splits them."""
     return [word for problem in error.problems for word in shlex.split(problem.cure)]
 
 
 def refusal(*overrides: str) -> RequestError:
-    """Why a request is refused without looking at the model."""
+    """Return the error of a request that is refused before the model is read."""
     with pytest.raises(RequestError) as caught:
         ask(job(*overrides))
     return caught.value
@@ -47,7 +47,7 @@ def skeleton(
     containers: Sequence[str] = (),
     bare: Sequence[str] = (),
 ) -> ModelStructure:
-    """A model with tensors of these names and shapes; ``bare`` are modules that have none."""
+    """Return a model with tensors of these names and shapes; ``bare`` are modules without tensors."""
     owners = [n.rpartition(".")[0] for n in shapes] + list(bare)
     names = [".".join(o.split(".")[: i + 1]) for o in owners if o for i in range(o.count(".") + 1)]
     params = tuple(
@@ -58,9 +58,9 @@ def skeleton(
 
 
 def graph(*rows: str, out: Mapping[str, tuple[TensorSpec, ...] | None] | None = None) -> Graph:
-    """One node a row: ``name: kind target < inputs``; ``.`` is the root. Each yields its ``out``, or float32[2, 4].
+    """Return a graph with one node per row: ``name: kind target < inputs``, where ``.`` is the root.
 
-    Every module costs 10 flops and saves 8 bytes.
+    Each node yields its ``out``, or else float32[2, 4]. Every module costs 10 flops and saves 8 bytes.
     """
     nodes = []
     for row in rows:
@@ -81,6 +81,6 @@ def chain(*modules: str) -> Graph:
 
 
 def planned(j: Job, model: ModelStructure, glue: Graph) -> Plan:
-    """The plan of ``j`` for a model of plain values."""
+    """The plan of ``j`` for a model that is made of plain values."""
     asked: StageRequest = ask(j)
     return plan(j, asked, TracedModel(model, glue, leaves(asked, model)))

@@ -1,4 +1,4 @@
-"""A deep model that is followed by way of two shallow ones is planned as if it had been followed itself."""
+"""A deep model that is traced by way of two shallow ones gets the same plan as if it were traced in full."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def job(*overrides: str) -> Job:
 
 
 def both(asked: Job) -> tuple[Any, Any]:
-    """The plans with all layers followed, and by two shallow models."""
+    """Return the plan with all layers traced, and the plan by way of two shallow models."""
     return plan_job(asked, Traces()), plan_job(asked, Traces(shallow=True))
 
 
@@ -34,7 +34,7 @@ def every(policy: str) -> str:
 
 
 def named() -> str:
-    """One operator of each layer, by its whole name."""
+    """Operators of every layer, each by its full name."""
     operators = ", ".join(f"layers.{n}.mlp.{one}: {{weight: {way}}}" for n in range(DEPTH) for one, way in (
         ("up", "[tp, null]"), ("gate", "[tp, null]"), ("down", "[null, tp]")))  # fmt: skip
     return f"parallel.operators={{{operators}}}"

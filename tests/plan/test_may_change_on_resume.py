@@ -1,4 +1,4 @@
-"""Every setting is in one class of what may change between a checkpoint and the training that goes on from it."""
+"""Every setting is in one class of what may change between a checkpoint and the run that resumes from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from launcher.planner.plan_job import plan_job
 from tests.plan.made import job
 
 SECTIONS = ("train", "parallel", "parallel.pipeline", "debug")
-"""Those whose keys are of several classes."""
+"""Sections whose keys are in several classes."""
 KEYS = sorted({*schema_keys.everywhere()} - {*SECTIONS})
 
 
@@ -107,7 +107,7 @@ def test_a_setting_that_there_was_not_then_had_its_default(mine):
     found = recorded(*mine)
     del found["parallel.gradient_fp32_sync"], found["data.samples"]
     assert differences(found, *mine) == []
-    del found["data.seq_len"]  # which has none
+    del found["data.seq_len"]  # it has no such setting
     assert [(d.key, d.old) for d in differences(found, *mine)] == [("data.seq_len", UNSET)]
 
 

@@ -22,7 +22,7 @@ W = (64, 64)
 PP2 = ("launch.nproc=2", "parallel.pipeline.stages=2")
 AB = skeleton({"a.weight": W, "b.weight": W})
 ONE = graph("x: input x", "model: module . < x", "output: output output < model")
-"""What a model that is not cut looks like."""
+"""The graph of a model that is not split into stages."""
 
 
 def values(thing: Any) -> Iterator[Any]:
@@ -56,7 +56,7 @@ def test_a_plan_is_made_of_frozen_values(recipe: str) -> None:
 def _frozen(value: Any) -> bool:
     if isinstance(value, BaseModel):
         return bool(value.model_config.get("frozen"))
-    return bool(getattr(value, "__dataclass_params__").frozen)  # noqa: B009  mypy does not know it
+    return bool(getattr(value, "__dataclass_params__").frozen)  # noqa: B009  mypy has no such attribute
 
 
 def test_planning_changes_nothing_it_was_given() -> None:

@@ -1,4 +1,4 @@
-"""What a plan does once for all that is alike: its work is counted, for seconds are another on every machine."""
+"""A plan does its work once for all equal parts. The work is counted, because seconds differ by machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OURS = {
 
 @contextmanager
 def counting(owner: Any, name: str) -> Iterator[Counter[str]]:
-    """How often ``owner.name`` is called meanwhile."""
+    """Count the calls of ``owner.name`` inside the block."""
     calls: Counter[str] = Counter()
     plain: Callable[..., Any] = getattr(owner, name)
 
@@ -130,7 +130,7 @@ def test_a_model_of_this_package_does_the_same_each_time(name):
     once = plan_job(j)
     assert len(once.stages) > 1
 
-    # as a class of the user's own: once more, and in evaluation mode
+    # as a user's own class it is traced once more, in evaluation mode
     with patch.object(model_facts, "trace_ours", code_between_modules.trace):
         assert plan_job(j) == once
 

@@ -1,4 +1,7 @@
-"""Models that draw while they train: the plan says where losses depend on the layout, and what cannot be certified."""
+"""Models that draw random numbers in training.
+
+The plan says where losses depend on the layout, and what cannot be certified.
+"""
 
 from __future__ import annotations
 

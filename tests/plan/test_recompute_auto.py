@@ -1,4 +1,4 @@
-"""``parallel.recompute: auto``: what is chosen is the cheapest of all choices that fit, by the planner's own bytes."""
+"""``parallel.recompute: auto`` takes the cheapest of all choices that fit, by the planner's own bytes."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def most(plan: Plan) -> int:
 
 
 def price(plan: Plan) -> tuple[int, int]:
-    """Flops run again, and by how many modules."""
+    """Return the flops that run again, and the number of modules that run again."""
     return sum(r.flops for r in plan.estimate.rerun), len(plan.recomputed)
 
 
 def between(layout: str, share: float, layers: int = 4) -> float:
-    """Bytes: so much of the way from all blocks running again to none."""
+    """Return bytes between those with all blocks recomputed (``share`` 0) and those with none (``share`` 1)."""
     free = asked(layout, 1e15, layers)
     plain = plan_job(with_policies(free, {}))
     full = plan_job(with_policies(free, dict.fromkeys(blocks(plain), "full")))

@@ -1,4 +1,4 @@
-"""The cheapest choice of blocks that run again, against all choices that there are."""
+"""The cheapest choice of blocks to recompute, compared with all possible choices."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ IN_FLIGHT = 3
 
 
 def way_of(groups: list[EqualBlocks], choice: Choice) -> list[BlockPolicy]:
-    """Of each block, in the order in which they run."""
+    """Return the policy of each block, in the order in which they run."""
     return [next(w for w in g.ways if w.policy == choice[name]) for g in groups for name in g.names]
 
 
 def peak(ways: list[BlockPolicy]) -> int:
-    """The fullest moment of a backward, while other micro batches are kept."""
+    """Return the peak bytes of a backward, while the activations of other micro batches are kept."""
     others = (IN_FLIGHT - 1) * sum(w.kept for w in ways)
     return others + max(sum(w.kept for w in ways[: i + 1]) + ways[i].work for i in range(len(ways)))
 
@@ -29,7 +29,7 @@ def cost(ways: list[BlockPolicy]) -> tuple[int, int]:
 
 @st.composite
 def stages(draw: st.DrawFn) -> list[EqualBlocks]:
-    """Blocks whose policies keep less, the more they run again, and then need more for their backward."""
+    """Draw blocks; a policy that recomputes more keeps less and needs more memory in its backward."""
     out = []
     for n in range(draw(st.integers(1, 3))):
         flops = sorted(draw(st.lists(st.integers(0, 9), min_size=2, max_size=2)))
@@ -64,7 +64,7 @@ def test_nothing_to_choose_is_a_choice():
 
 @given(stages(), st.integers(0, 400))
 def test_a_frugal_choice_fits_wherever_one_does_and_is_at_most_one_block_dearer(groups, room):
-    """Where bytes kept are all that counts."""
+    """This holds where a choice fits by the bytes that it keeps, and by nothing else."""
 
     def kept(choice: Choice) -> int:
         return sum(w.kept for w in way_of(groups, choice))

@@ -16,7 +16,7 @@ ONE = graph("x: input x", "model: module . < x", "output: output output < model"
 
 
 def decoder(layers: int, dim: int = 64) -> tuple[ModelStructure, Graph]:
-    """An embedding, so many equal layers, a norm, and a head tied to the embedding."""
+    """An embedding, ``layers`` equal layers, a norm, and a head tied to the embedding."""
     shapes: dict[str, tuple[int, ...]] = {"embed.weight": (256, dim)}
     for i in range(layers):
         shapes |= {f"layers.{i}.{w}.weight": (dim, dim) for w in ("attn", "mlp")} | {f"layers.{i}.norm": (dim,)}
@@ -111,7 +111,7 @@ def test_one_is_not_written_as_many() -> None:
 
 
 def lines(plan: Plan, label: str) -> list[str]:
-    """What stands beside ``label``."""
+    """Return the text beside ``label``."""
     rows = [(row[2:12].strip(), row[12:]) for row in text(plan).splitlines()[1:]]
     out, last = [], ""
     for name, row in rows:
@@ -155,7 +155,10 @@ def test_equal_neighbors_among_virtual_stages_are_one_line() -> None:
 
 
 def stage_rows(config: dict[str, int], costly: str = "") -> list[str]:
-    """Of modules of one weight each, on as many ranks as stages; ``costly`` takes twice the flops."""
+    """Return the rows of stages whose modules have one weight each; ``costly`` takes twice the flops.
+
+    There are as many ranks as stages.
+    """
     model = skeleton({f"{m}.weight": (4,) for m in config})
     glue = chain(*config)
     nodes = [replace(n, flops=2 * n.flops) if n.target == costly else n for n in glue.nodes]
@@ -192,7 +195,7 @@ def test_only_equal_neighbors_are_one_line(config: dict[str, int], costly: str, 
 
 
 def test_what_selective_keeps_by_dispatch_modes_is_named() -> None:
-    """Random numbers that are kept are not drawn again, so no call is left out; a compiler needs no such mode."""
+    """Keeping random numbers needs dispatch modes, which are slower; keeping only matmuls does not."""
     plan = planned(job("name=kept", "launch.nproc=1", "parallel.pipeline.stages=1"), *decoder(2))
 
     def kept(*kinds: str) -> str:
@@ -222,7 +225,7 @@ def test_stages_that_send_different_things_are_not_drawn_together() -> None:
 
 
 def deep() -> Plan:
-    """64 stages, of which no two hold the same."""
+    """A plan of 64 stages, no two of which hold the same modules."""
     j = job(
         "name=deep", "launch.nproc=64", "parallel.pipeline={stages: 64, micro_batch_num: 64}",
         "train.batch_size=64", "steps=[train]", "cluster.memory_gb=1",
@@ -233,7 +236,7 @@ def deep() -> Plan:
 
 
 def section(page: str, label: str) -> list[str]:
-    """The lines below ``label``, without it."""
+    """Return the lines from ``label`` to the next label, without the label."""
     rows = page.splitlines()[1:]
     start = next(i for i, row in enumerate(rows) if row.startswith(f"  {label} "))
     rest = [i for i, row in enumerate(rows) if i > start and row[2] != " "]

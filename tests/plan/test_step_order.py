@@ -22,7 +22,7 @@ def step(kind: str, **more: Any) -> Step:
 
 
 def steps(text: str) -> dict[str, Step]:
-    """``train,evaluate:exported``: verbs in order, and what an evaluation is of."""
+    """Parse ``train,evaluate:exported``: verbs in order, and after a colon what a step reads."""
     out: dict[str, Step] = {}
     for word in text.split(","):
         kind, _, of = word.partition(":")

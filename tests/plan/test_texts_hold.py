@@ -1,6 +1,6 @@
-"""What a plan says of itself is true of its values: of what it shards, sends and reduces, and when.
+"""What a plan says about sharding, messages and reductions is true of its values.
 
-``tests.parallel.test_traffic`` holds the traffic against the collectives of real steps.
+``tests.parallel.test_traffic`` compares the traffic with the collectives of real steps.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PIPES: tuple[dict[str, Any], ...] = (
     {"stages": 2, "scheduler": "seqvpp", "interleave": True, "seq_chunks": 2},
 )
 SPLIT = ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v")
-"""Refused over level3."""
+"""Schedulers that level3 refuses."""
 FUSION: tuple[dict[str, Any], ...] = (
     {},
     {"openstate": False},
@@ -67,7 +67,7 @@ PRECISIONS = ("fp32", "bf16")
 
 
 def drawn(seed: int) -> Job:
-    """Some request, each part of it drawn by itself."""
+    """Return a random request, each part of it drawn independently."""
     rng = Random(seed)
     pipe, shards = rng.choice(PIPES), rng.choice(SHARDS)
     if shards is not None and pipe.get("scheduler") in SPLIT:
@@ -90,7 +90,7 @@ def drawn(seed: int) -> Job:
 
 @dataclass(frozen=True)
 class Said:
-    """A plan's settings by the end of their keys, beside what its values come to."""
+    """The settings of a plan by the last part of their keys, and the values of the plan."""
 
     job: Job
     plan: Plan
@@ -100,25 +100,25 @@ class Said:
         return {s.key.removeprefix("parallel.").rpartition("opt.")[2]: (s.status, s.why) for s in self.plan.settings}
 
     def most(self, kind: str) -> int:
-        """Of any rank."""
+        """The most collectives of ``kind`` on any rank."""
         return max((t.count for t in self.plan.estimate.traffic if t.kind == kind), default=0)
 
     @cached_property
     def each(self) -> int:
-        """Most groups of any rank."""
+        """The most groups on any rank."""
         places = self.plan.sizes.places
         return max(Counter(places[g.stage] for g in self.plan.groups).values(), default=0)
 
     @cached_property
     def scatters(self) -> int:
-        """Reductions of a group in a step."""
+        """The number of times that a group is reduced in a step."""
         if self.plan.scatters:
             return 1
         return self.most("reduce_scatter") // max(self.each, 1)
 
     @cached_property
     def together(self) -> int:
-        """Most parameters in one bucket."""
+        """The most parameters in one bucket."""
         return max((len(b.names) for b in self.plan.buckets), default=0)
 
 

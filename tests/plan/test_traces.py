@@ -1,4 +1,4 @@
-"""Plans that share what was found out about their model are those that are made alone."""
+"""Plans that share the traces of their model equal plans that are made alone."""
 
 from __future__ import annotations
 

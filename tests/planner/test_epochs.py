@@ -1,4 +1,4 @@
-"""``train.epochs``: the steps that follow from the samples, the batch size and the epochs."""
+"""``train.epochs``: the steps that follow from samples, batch size and epochs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OWN = ("model.vocab_size=256", "steps=[train]", "security.allow=[tests]", "train
 
 
 class Uncounted(Source):
-    """Samples without end, or of a number that is not known."""
+    """A source with an unknown or infinite number of samples."""
 
     def __init__(self, split: str, samples: int = 0) -> None:
         self.samples = samples

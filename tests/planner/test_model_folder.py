@@ -1,4 +1,4 @@
-"""What is refused of a model folder, without transformers."""
+"""What is refused of a model folder; no test needs transformers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from launcher.untrusted.hub import download_hint
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it is says the machine; here only folders are looked at."""
+    """Pretend that transformers is installed, because these tests only read folders."""
     monkeypatch.setattr(hugging_face_checks, "find_spec", lambda name: ModuleSpec(name, None))
 
 
@@ -35,7 +35,7 @@ def problems(folder: Path, *words: str) -> list[str]:
 
 
 def folder(path: Path, config: object = None) -> Path:
-    """With one tensor."""
+    """Write a model folder with one tensor."""
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config or {"model_type": "llama"}))
     specs = {"lm_head.weight": TensorSpec((2,), "float32")}

@@ -1,4 +1,4 @@
-"""``operators=auto``, before transformers is asked and after."""
+"""``operators=auto``, before and after transformers is asked."""
 
 from __future__ import annotations
 

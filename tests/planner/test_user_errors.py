@@ -1,4 +1,7 @@
-"""Errors of torch in a user's code: the refusal names the class or module, the line, torch's sentence and a cure."""
+"""Errors of torch in a user's code.
+
+The refusal names the class or module, the line, torch's sentence and a cure.
+"""
 
 from __future__ import annotations
 
@@ -148,11 +151,14 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(sys.modules, "mine", None)
-    del sys.modules["mine"]  # what is imported goes when the test is over
+    del sys.modules["mine"]  # after the test, the module is removed from sys.modules
 
 
 def refusal(section: str, name: str, code: str, *words: str) -> str:
-    """What is said of ``code``; checks that it is one line without frames of others, and that nothing was left."""
+    """Return the message for ``code``.
+
+    Checks that it has no frames of other code, and that no file was left.
+    """
     Path("mine.py").write_text(IMPORTS + code)
     target = f"{section}={{_target_: mine.{name}}}"
     rc, said = answer((*ALONE, f"{section}=null", target, *words))
@@ -170,7 +176,7 @@ def test_a_forward_that_fails_is_told_by_module_line_and_cure(case):
 
 
 def _below(body: str) -> str:
-    """A class ``Net`` that the body puts on top of the plain one."""
+    """Return a class ``Net`` with this body above that of the plain class."""
     forward, _, after = body.partition("\n")
     return f"{BLOCK}        {forward}\n{NET}{after}\n"
 
@@ -196,7 +202,7 @@ def test_torch_prints_no_graph_of_a_model_that_chooses_by_data():
 
 
 def test_a_search_for_a_model_that_selects_by_values_is_refused_by_what_is_wrong():
-    """Its tensors have no rows on the meta device: their products take no time, which was a division by zero."""
+    """On the meta device its tensors have no rows: products take no time, which once caused a division by zero."""
     code = f"{BLOCK}        return self.fc(h[h[:, 0] > 0])\n{NET}"
     said = refusal("model", "Net", code, "launch.nproc=2", *SEARCH)
     assert "data: for 1 samples targets are int64 (1,) and the model's output is float32 (0, 10); " in said

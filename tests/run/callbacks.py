@@ -1,4 +1,4 @@
-"""Callbacks as users write them: each tells a file what it was told."""
+"""Callbacks as users write them; each writes the events that it gets to a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class Diary:
-    """A line for every call; ``stop_at``: asks to stop after that step, ``fails``: the hook that raises."""
+    """Writes a line for every call; asks to stop after step ``stop_at``; the hook named ``fails`` raises."""
 
     def __init__(self, path: str, stop_at: int = 0, fails: str = "", rank: int = 0) -> None:
         self.path, self.stop_at, self.fails, self.rank = path, stop_at, fails, rank
@@ -50,15 +50,15 @@ class Everywhere(Diary):
 
 class Misspelled:
     def on_stpe(self, event: Any) -> None:
-        """Nobody calls it."""
+        """A misspelled hook, which is never called."""
 
 
 class Silent:
-    """It has no hook."""
+    """A callback without hooks."""
 
 
 class Loud:
-    """Prints as it warns, and fails."""
+    """Prints, warns, and then fails."""
 
     def on_step(self, event: Any) -> None:
         print("printed by rank 0")
@@ -67,7 +67,7 @@ class Loud:
 
 
 class Hungry:
-    """Wants more memory than a device has, after each step."""
+    """Runs out of device memory after each step."""
 
     def on_step(self, event: Any) -> None:
         raise torch.OutOfMemoryError(

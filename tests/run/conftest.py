@@ -1,4 +1,4 @@
-"""A run that several files look at."""
+"""A run that several test files read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.run.launching import BATCH, run
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two steps on four ranks, evaluated, saved and exported to a Hugging Face folder of several shards."""
+    """A run of two steps on four ranks, which evaluates, saves and exports a Hugging Face folder of several shards."""
     home = tmp_path_factory.mktemp("trained")
     (home / "config.json").write_text('{"model_type": "llama"}\n')
     return run(

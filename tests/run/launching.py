@@ -1,4 +1,4 @@
-"""Whole runs for tests: small requests, in this process or in one of their own, and what they leave behind."""
+"""Complete runs for tests: small requests, run in this process or in their own, and the files that they leave."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TINY = (
 
 
 def run(folder: Path, *overrides: str, steps: int = 4) -> Path:
-    """A run in this process that succeeds; returns its folder."""
+    """Run a request in this process, check that it succeeds, and return its folder."""
     assert main([*TINY, f"run_dir={folder}", f"train.steps={steps}", *overrides]) == 0
     return folder
 
@@ -50,7 +50,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps that ``metrics.jsonl`` has, in order."""
+    """Return the steps in ``metrics.jsonl``, in order."""
     return [row["step"] for row in metrics(folder) if "loss" in row]
 
 
@@ -59,7 +59,7 @@ def losses(folder: Path) -> list[float]:
 
 
 def events(folder: Path, rank: int) -> list[dict[str, Any]]:
-    """What the profile of a rank has, in Chrome's form."""
+    """Return the events of a rank's profile, in Chrome's format."""
     with gzip.open(folder / "profile" / f"rank{rank}.json.gz") as file:
         found: list[dict[str, Any]] = json.load(file)["traceEvents"]
     assert found
@@ -73,7 +73,7 @@ def status(folder: Path) -> dict[str, Any]:
 
 
 def say(folder: Path, **changes: Any) -> None:
-    """Have the status be another."""
+    """Change the status of a run."""
     write_status(folder, **status(folder) | changes)
 
 
@@ -91,7 +91,7 @@ def tensors(folder: Path, step: int) -> dict[str, bytes]:
 
 @contextmanager
 def child(words: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """``python -m WORDS`` from the checkout, ended with the block."""
+    """Run ``python -m WORDS`` in the checkout; it is killed at the end of the block."""
     if words[0] == "launcher":
         start = partial(python, *words)
     else:  # torchrun, whose own children are fresh interpreters
@@ -105,14 +105,14 @@ def child(words: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str
 
 @contextmanager
 def started(folder: Path, *overrides: str, steps: int) -> Iterator[subprocess.Popen[str]]:
-    """A run in a process of its own, its output in ``folder.log``."""
+    """Start a run in its own process, with its output in ``folder.log``."""
     words = [*TINY, f"run_dir={folder}", f"train.steps={steps}", *overrides]
     with folder.with_suffix(".log").open("w") as log, child(["launcher", *words], stdout=log, stderr=log) as process:
         yield process
 
 
 def torchrun(n: int, *words: str, restarts: int = 0) -> subprocess.CompletedProcess[str]:
-    """``launcher WORDS`` on ``n`` ranks that torchrun starts."""
+    """Run ``launcher WORDS`` on ``n`` ranks that torchrun starts."""
     outer = ["torch.distributed.run", "--standalone", f"--nproc-per-node={n}", f"--max-restarts={restarts}", "-m"]
     with child([*outer, "launcher", *words], stdout=PIPE, stderr=PIPE) as process:
         out, err = process.communicate(timeout=300)
@@ -120,7 +120,7 @@ def torchrun(n: int, *words: str, restarts: int = 0) -> subprocess.CompletedProc
 
 
 def until(done: Callable[[], bool], process: subprocess.Popen[str], within_s: float = 300) -> None:
-    """Looks again and again until ``done``; fails when the process ends first."""
+    """Wait until ``done`` returns true; fail if the process ends first."""
     end = time.monotonic() + within_s
     while not done():
         assert process.poll() is None, "it ended first"
@@ -129,18 +129,18 @@ def until(done: Callable[[], bool], process: subprocess.Popen[str], within_s: fl
 
 
 def reached(folder: Path, step: int) -> Callable[[], bool]:
-    """Whether the run has written the metrics of ``step``."""
+    """Return a function that says whether the run has written the metrics of ``step``."""
     return lambda: (folder / "metrics.jsonl").exists() and any(s >= step for s in whole(folder))
 
 
 def whole(folder: Path) -> list[int]:
-    """As ``steps`` while somebody still writes."""
+    """Return the same as ``steps``, but ignore a last line that is still being written."""
     text = (folder / "metrics.jsonl").read_text()
     return [json.loads(line)["step"] for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def ranks(process: subprocess.Popen[str]) -> list[int]:
-    """Process ids of the ranks, in rank order: the grandchildren of the server that the launcher has forked."""
+    """Return the process ids of the ranks in rank order: grandchildren of the server that the launcher forked."""
     found = [process.pid]
     for _ in ("the server", "the parent of ranks", "ranks"):
         found = [child for pid in found for child in children(pid)]
@@ -148,7 +148,7 @@ def ranks(process: subprocess.Popen[str]) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Process ids; none of a process that has ended."""
+    """Return the ids of the child processes, none if the process has ended."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
@@ -156,13 +156,13 @@ def children(pid: int) -> list[int]:
 
 
 def ended(pid: int, within_s: float) -> bool:
-    """Whether a process is gone, or goes in time."""
+    """Whether a process has ended, or ends within the given seconds."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
     try:
-        ready = select.poll()  # select() takes no number above 1023
+        ready = select.poll()  # select() takes no file descriptor above 1023
         ready.register(fd, select.POLLIN)
         return bool(ready.poll(within_s * 1000))
     finally:
@@ -170,5 +170,5 @@ def ended(pid: int, within_s: float) -> bool:
 
 
 def last(folder: Path) -> Path:
-    """Its newest checkpoint."""
+    """Return the newest checkpoint of a run."""
     return folder / "checkpoints" / checkpoints(folder)[-1]

@@ -1,4 +1,4 @@
-"""A Hugging Face folder of a Llama so small that a test makes it: random weights, a tokenizer learned from a line."""
+"""A Hugging Face folder of a Llama with random weights and a tokenizer trained on one line, small enough for tests."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from launcher.job.schema.models import LanguageModel
 from launcher.models.build import build_model
 
 SIZES = {"dim": 36, "layers": 2, "heads": 9, "kv_heads": 3, "ffn_dim": 64}
-"""As many heads as SmolLM2-135M, which no two ranks share evenly."""
+"""The sizes have as many heads as SmolLM2-135M, so that two ranks cannot share them evenly."""
 VOCABULARY = 270
 
 
 def overrides(folder: Path) -> tuple[str, ...]:
-    """The words that make a run of the recipe ``smollm2_pp2_tp2`` take this folder for SmolLM2."""
+    """Return overrides that make the recipe ``smollm2_pp2_tp2`` use this folder in place of SmolLM2."""
     sizes = (f"model.{key}={n}" for key, n in SIZES.items())
     return (f"steps.import.src={folder}", f"data.vocab_size={VOCABULARY}", *sizes)
 
 
 def write(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """The weights, under our names; the table is there once, as transformers writes it."""
+    """Write the folder, and return the weights under our names.
+
+    The tied embedding is written once, as transformers writes it.
+    """
     torch.manual_seed(0)
     model = build_model(LanguageModel(name="lm", vocab_size=VOCABULARY, **SIZES))
     ours = {name: (p.detach() * 5).to(dtype) for name, p in model.named_parameters()}

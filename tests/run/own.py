@@ -1,4 +1,4 @@
-"""Models of the user's own."""
+"""Models in a user's own code."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from launcher.run.status import RunStatus
 
 
 def this_rank() -> str:
-    """The rank, read so that a plan does not see it: it refuses models that ask for their rank."""
+    """Return the rank without the planner's notice, because it refuses models that ask for their rank."""
     return os.environb[b"RANK"].decode()
 
 
 class Guard(nn.Module):
-    """Fails on ``rank`` of the first attempt, and says whether Hydra was there."""
+    """Fails on ``rank`` in the first attempt; the message says whether Hydra is imported."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Guard(nn.Module):
 
 
 class Fragile(nn.Module):
-    """Its ``guard`` is a module of its own: what it does is not traced."""
+    """A model with a ``guard``, which is a module of its own so that its code is not traced."""
 
     def __init__(self, vocab: int, dim: int, rank: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Fragile(nn.Module):
 
 
 class Limit(nn.Module):
-    """On ``rank`` micro batches of so many ``samples`` come to an ``end`` of their own."""
+    """On ``rank``, a micro batch of ``samples`` samples hangs, is killed, or fails, as ``end`` says."""
 
     def __init__(self, rank: int, samples: int, end: str) -> None:
         super().__init__()
@@ -58,13 +58,13 @@ class Limit(nn.Module):
             return x
         if self.end == "hang":
             time.sleep(3600)
-        if self.end == "kill":  # as the system does it when there is no memory left
+        if self.end == "kill":  # as the system does when memory runs out
             os.kill(os.getpid(), signal.SIGKILL)
         raise MemoryError(f"no room for {len(x)} samples")
 
 
 class Limited(nn.Module):
-    """Its ``limit`` is a module of its own: what it does is not traced."""
+    """A model with a ``limit``, which is a module of its own so that its code is not traced."""
 
     def __init__(self, vocab: int, dim: int, rank: int, samples: int, end: str) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Limited(nn.Module):
 
 
 class Hungry(nn.Module):
-    """On ``rank`` wants more memory than there is: of the CPU, really; of a device, as torch says it there."""
+    """Runs out of memory on ``rank``: really on a CPU, and with torch's error for a device."""
 
     def __init__(self, rank: int, of: str) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Hungry(nn.Module):
 
 
 class Feeding(nn.Module):
-    """Its ``hungry`` is a module of its own: what it does is not traced."""
+    """A model with a ``hungry`` module, which is a module of its own so that its code is not traced."""
 
     def __init__(self, vocab: int, dim: int, rank: int, of: str) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Feeding(nn.Module):
 
 
 class Warned(Fragile):
-    """torchrun's SIGTERM, for another rank has failed, comes to rank 0 at the worst moment: while it records why."""
+    """torchrun sends SIGTERM to rank 0, because another rank failed, just while rank 0 records its own error."""
 
     def __init__(self, vocab: int, dim: int, rank: int) -> None:
         super().__init__(vocab, dim, rank)
@@ -121,7 +121,7 @@ class Warned(Fragile):
 
         def fail(self: RunStatus, error: BaseException) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.1)  # whichever thread it goes to
+            time.sleep(0.1)  # so that any thread can take the signal
             real(self, error)
 
         if this_rank() == "0":
@@ -129,7 +129,7 @@ class Warned(Fragile):
 
 
 class Spare(nn.Module):
-    """Half of it is never used, so never has a gradient; dropout draws from the rank's random stream."""
+    """Half of the model is never used and gets no gradient; dropout draws from the rank's random stream."""
 
     def __init__(self, vocab: int, dim: int) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Spare(nn.Module):
 
 
 class Dropped(nn.Module):
-    """Dropout draws from the random stream of each rank."""
+    """A model with dropout, which draws from the random stream of each rank."""
 
     def __init__(self, vocab: int, dim: int) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Dropped(nn.Module):
 
 
 class Addressed(nn.Module):
-    """Its layers have names with an @ in them."""
+    """Its layers have names with an @."""
 
     def __init__(self, vocab: int, dim: int) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class Addressed(nn.Module):
 
 
 class Normalized(nn.Module):
-    """A batch normalization, whose statistics are those of a micro batch."""
+    """A model with batch normalization, whose statistics are those of one micro batch."""
 
     def __init__(self, vocab: int, dim: int) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class Normalized(nn.Module):
 
 
 class Bypassed(nn.Module):
-    """Takes the weights of a linear module that it does not call."""
+    """Uses the weight of a linear module that it does not call."""
 
     def __init__(self, vocab: int, dim: int) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class Bypassed(nn.Module):
 
 
 class OwnAdapter(nn.Linear):
-    """Of the same names as ours, and something else."""
+    """An adapter whose parameters have the same names as ours but do something else."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim, dim)

@@ -1,4 +1,4 @@
-"""Loggers of a user's own, for tests: one that keeps what it is told, and some that go wrong."""
+"""Loggers in a user's own code: one that keeps what it gets, and some that fail."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Keeps:
 
 
 class Bare:
-    """What it need not have it has not."""
+    """Has only the one method that a logger needs."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class Bare:
 
 
 class Fails(Keeps):
-    """``where``: the method that raises; of ``log`` at ``step`` alone."""
+    """``where``: the method that raises; ``log`` raises only at ``step``."""
 
     def __init__(self, path: str, where: str, step: int = 0) -> None:
         super().__init__(path)

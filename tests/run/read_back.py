@@ -1,4 +1,4 @@
-"""What loggers have kept of a run, read by their own packages: ``python -m tests.run.read_back NAME RUN``.
+"""Reads what loggers kept of a run with their own packages: ``python -m tests.run.read_back NAME RUN``.
 
 It is a program because Trackio looks for its folder when it is imported.
 """
@@ -20,7 +20,7 @@ Scalars = dict[str, list[tuple[int, float]]]
 
 
 def read(name: str, run: Path) -> list[dict[str, Any]]:
-    """Each run that is there: its name, id, config, plan, and (step, value) by tag, in the order in which they came."""
+    """Return each run that was logged: its name, id, config and plan, and (step, value) by tag in order of arrival."""
     words = [sys.executable, "-m", "tests.run.read_back", name, str(run)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -29,7 +29,7 @@ def read(name: str, run: Path) -> list[dict[str, Any]]:
 
 
 def wandb(run: Path) -> Iterator[dict[str, Any]]:
-    """An offline run of several starts has a file for each, all of the same id."""
+    """Yield the runs of wandb; an offline run that was started several times has one file per start, with one id."""
     found: dict[str, dict[str, Any]] = {}
     for file in sorted((run / "loggers" / "wandb").glob("offline-run-*/*.wandb")):
         scalars: Scalars = defaultdict(list)
@@ -50,7 +50,10 @@ def wandb(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def _records(data: bytes) -> Iterator[Any]:
-    """Of the form of LevelDB's log: blocks of 32 KB, records in one or several pieces, each with 7 bytes before it."""
+    """Yield the records of a file in the format of LevelDB's log.
+
+    It has blocks of 32 KB; a record has one or several pieces, each after 7 bytes of header.
+    """
     from wandb.proto import wandb_internal_pb2
 
     at, piece = 7, b""
@@ -62,7 +65,7 @@ def _records(data: bytes) -> Iterator[Any]:
         _, size, kind = struct.unpack("<IHB", data[at : at + 7])
         piece += data[at + 7 : at + 7 + size]
         at += 7 + size
-        if kind in (1, 4):  # whole, or the last of several
+        if kind in (1, 4):  # the only piece, or the last one
             yield wandb_internal_pb2.Record.FromString(piece)
             piece = b""
 

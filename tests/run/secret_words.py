@@ -1,4 +1,4 @@
-"""Keys typed where they do not belong: secrets, names for the setting, and the ways in which both are written."""
+"""Keys typed in wrong places: secrets, names for the setting, and the ways to write both."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ FILES = (
 
 
 def typed(form: str, name: str, key: str) -> list[list[str]]:
-    """As one argument, and as a shell would cut it."""
+    """Return the words as one argument, and split as a shell would split them."""
     text = form.format(name=name, key=key)
     return [[text], text.split(" ")] if " " in text else [[text]]

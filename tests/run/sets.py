@@ -1,4 +1,4 @@
-"""A model that goes by the order of a set of strings, which differs from process to process."""
+"""A model that depends on the order of a set of strings, which differs between processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NAMES = "one two three four five six seven eight nine ten"
 
 
 class Unsorted(nn.Module):
-    """Its constructor draws the numbers of layers in the order of a set."""
+    """Its constructor initializes layers in the order of a set."""
 
     def __init__(self, vocab: int, dim: int) -> None:
         super().__init__()

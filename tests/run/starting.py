@@ -1,4 +1,4 @@
-"""Models whose first loss says whether their constructor's own initialization was done."""
+"""Models whose first loss shows whether their constructor's own initialization ran."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Skips(nn.Module):
-    """Tied embedding and head, small only if the init was not skipped: ``nn.Embedding`` alone makes the loss 30."""
+    """The tied embedding is small only if the initialization ran: with ``nn.Embedding`` alone the loss is 30."""
 
     def __init__(self, vocab: int, dim: int, numbers: bool = False) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Skips(nn.Module):
 
 
 class Forgets(Skips):
-    """A scale that nobody wrote."""
+    """Has a scale that is never initialized."""
 
     def __init__(self, vocab: int, dim: int) -> None:
         super().__init__(vocab, dim)

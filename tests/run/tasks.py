@@ -1,4 +1,4 @@
-"""Tasks as srun starts them, told apart by their environment alone."""
+"""Processes as srun starts them, which differ only in their environment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def tasks(
     cwd: Mapping[int, Path] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """``launcher WORDS`` in ``n`` processes, or those of ``only`` these ranks; ``cwd``: of a rank that is elsewhere."""
+    """Start ``launcher WORDS`` in ``n`` processes.
+
+    ``only``: start only these ranks. ``cwd``: the current folder of ranks that have another one.
+    """
     step = {
         "SLURM_STEP_NUM_TASKS": str(n), "SLURM_NTASKS": str(n), "SLURM_STEP_TASKS_PER_NODE": str(n),
         "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0",

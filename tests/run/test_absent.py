@@ -1,4 +1,4 @@
-"""Ranks that do not come, die, hang or see another disk: said in words, by somebody who is there, in time."""
+"""Ranks that do not start, die, hang or see another disk are reported in time by a rank that is alive."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_rank_that_cannot_find_rank_0_says_where_it_has_looked(host, here, why
 
 
 def test_a_store_of_an_agent_is_there_or_is_not(monkeypatch):
-    """It was before its ranks were started: they do not wait as long as for rank 0."""
+    """The store of an agent exists before its ranks start, so they do not wait for it as long as for rank 0."""
     monkeypatch.setattr(rendezvous, "AGENT_S", 0.1)
     monkeypatch.setattr(rendezvous, "SAY_S", 0.1)
     at = Place(0, 2, 0, 1, 0, "127.0.0.1", 9, hosted=True)
@@ -81,7 +81,7 @@ def test_a_store_of_an_agent_is_there_or_is_not(monkeypatch):
 
 
 def test_ranks_with_other_secrets_end_at_once(tmp_path):
-    """Rank 0 does not wait for the answer of a rank that cannot read what it says."""
+    """Rank 0 does not wait for the answer of a rank that cannot read its messages."""
     words, port = (*TWO, f"runs={tmp_path}/runs"), str(free_port())
     keys = [{"MASTER_PORT": port, "LAUNCHER_SECRET": secret} for secret in "ab"]
     with tasks(2, *words, only=[0], env=keys[0]) as [first], tasks(2, *words, only=[1], env=keys[1]) as [second]:
@@ -138,7 +138,7 @@ def socket_name() -> str:
     return socket.gethostname()
 
 
-# Ranks of a busy machine start seconds apart: only what is found by waiting has a short limit, and not too short a one.
+# On a busy machine ranks start seconds apart, so only cases that end by a time limit have a short one.
 KILLS = {
     "rank 0 is killed": (0, signal.SIGKILL, 1, 300, "has died without a message (SIGKILL? out of memory? see dmesg)"),
     "rank 1 is stopped": (
@@ -197,6 +197,6 @@ def test_tasks_that_still_wait_for_rank_0_leave_with_75(tmp_path):
 
 
 def catches(pid: int, signum: signal.Signals) -> bool:
-    """Whether a process has a handler of its own."""
+    """Whether a process has a handler for the signal."""
     [mask] = [line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigCgt" in line]
     return bool(int(mask, 16) >> (signum - 1) & 1)

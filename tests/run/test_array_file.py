@@ -1,4 +1,4 @@
-"""The batch files of many runs: an array, or one allocation that they share."""
+"""The batch files of many runs: a Slurm array, or one allocation that the runs share."""
 
 from __future__ import annotations
 
@@ -90,7 +90,10 @@ def test_an_allocation_has_room_for_so_many_at_a_time():
 )
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_what_was_stopped_is_requeued_and_what_failed_is_told(array, codes, code, requeued, restarts, tmp_path):
-    """Of the two runs an array's task runs the first; what fails is started again as often as it may."""
+    """A task of an array runs only the first of the two runs.
+
+    A run that fails is restarted as often as allowed.
+    """
     runs = tuple(tmp_path / f"{n} $x" for n in range(2))
     for run, ends in zip(runs, codes, strict=True):
         run.mkdir()

@@ -1,4 +1,4 @@
-"""``checkpoint.async``: training goes on while a checkpoint is written, and nothing of it is lost or hidden."""
+"""``checkpoint.async``: training continues while a checkpoint is written, and no checkpoint or error is lost."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ASYNC = (*EVERY, "checkpoint.async=true")
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """Six steps that wait for each checkpoint."""
+    """A run of six steps that waits for each checkpoint."""
     return run(tmp_path_factory.mktemp("straight") / "run", *EVERY, steps=6)
 
 
 def in_step(monkeypatch, step, act):
-    """``act(rank)`` right before a rank writes its files of ``step``."""
+    """Call ``act(rank)`` just before a rank writes its files of ``step``."""
     before = RankWriter.write
 
     def write(self, *rest):
@@ -51,7 +51,7 @@ def test_what_the_thread_has_written_is_what_a_save_that_waits_writes(straight, 
 
 
 def test_training_goes_on_while_the_thread_writes(straight, tmp_path, monkeypatch):
-    """The write of step 2 does not end before step 3 has."""
+    """The write of step 2 ends only after step 3 has ended."""
     ahead, before, where = Event(), loop.step, []
 
     def step(s, clip, measuring):
@@ -86,7 +86,7 @@ def test_a_write_that_fails_fails_the_run(step, straight, tmp_path, monkeypatch,
 
 
 def test_a_write_that_fails_at_the_end_fails_the_run_too(tmp_path, monkeypatch, capsys):
-    """The last write is under way when the last step is done."""
+    """The last write is still in progress when the last step ends."""
     folder = tmp_path / "run"
     in_step(monkeypatch, 2, lambda rank: full(folder / "x") if rank == 3 else None)
     monkeypatch.setattr("launcher.runtime.training.save_thread.Saver.check", lambda _: None)

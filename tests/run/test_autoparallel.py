@@ -1,4 +1,4 @@
-"""The recipe of AutoParallel's own example: what its calls leave behind, and what of it the next run is held to."""
+"""The recipe of AutoParallel's own example: the files of its calls, and which of them the next run must follow."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ASKED = {"params.json", "operators.json", "groups.json", "local_norm"}
 
 
 def run(folder: Path, *words: str) -> Path:
-    """In an empty folder of its own, where only ``folder`` is left."""
+    """Run in an empty folder, and check that it leaves only ``folder`` there."""
     folder.parent.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder.parent)
@@ -80,7 +80,7 @@ BACKBONE = (
     )
     + "}"
 )
-"""As in AutoParallel's own example: the names of a WithLossCell around the network."""
+"""The names of a WithLossCell around the network, as in AutoParallel's own example."""
 
 
 def test_the_names_of_its_pipeline_are_those_of_a_loss_around_the_network() -> None:
@@ -92,7 +92,7 @@ def test_the_names_of_its_pipeline_are_those_of_a_loss_around_the_network() -> N
 
 
 def written(folder: Path, *words: str) -> tuple[Job, Plan]:
-    """The files beside a run, without the run."""
+    """Write the layout files of a run without running it."""
     asked = compose([*WORDS, *words]).job
     plan = plan_job(asked)
     write_layout_files.write(asked, plan, folder)
@@ -121,7 +121,7 @@ def test_its_files_may_be_mindspores_one_a_rank(tmp_path: Path) -> None:
         groups = rank_groups.groups(plan.sizes.grid, plan.ties)
         want = {ranks for group in groups for ranks in group.ranks if rank in ranks}
         assert set(found.groups.values()) == want
-        assert found.restore == (rank,)  # hsdp() has cut something on each rank
+        assert found.restore == (rank,)  # hsdp() has sharded something on each rank
 
 
 def test_one_file_for_all_ranks_holds_the_next_run_too(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_what_nobody_asks_for_is_left_to_the_cluster() -> None:
     ],
 )  # fmt: skip
 def test_ranks_that_fail_start_again_as_often_as_they_may(codes, ended, times, tmp_path, monkeypatch):
-    """With commands in the place of Slurm's: srun ends with one code after the other."""
+    """Fake Slurm commands: srun ends with one code after the other."""
     (tmp_path / "codes").write_text("".join(f"{code}\n" for code in codes))
     take = 'code=$(head -n1 codes); sed -i 1d codes; echo started >>starts; exit "$code"'
     for name, body in {"srun": take, "scontrol": 'echo "$@" >>requeued'}.items():

@@ -1,4 +1,4 @@
-"""A load that reads each byte once a replica group, and what it leaves behind."""
+"""A load that reads each byte once per replica group, and the state after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs with callbacks: what they are told, on which ranks, how they stop a run, and how they fail."""
+"""Complete runs with callbacks: which events they get, on which ranks, how they stop a run, and how they fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has changed since a checkpoint: refused by key, old and new, with a cure; accepted, or noted; never silent."""
+"""A setting that has changed since a checkpoint is refused (key, old and new value, cure), accepted, or noted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NORMS = ("model={_target_: tests.run.own.Normalized, vocab: 64, dim: 16}", "secu
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """Two steps on one rank."""
+    """A run of two steps on one rank."""
     return run(tmp_path_factory.mktemp("trained") / "run", *ONE, "data.seq_len=4", "seed=3", steps=2)
 
 
@@ -39,7 +39,7 @@ def plan(capsys, *words: str) -> str:
 
 
 def refusal(capsys, *words: str) -> str:
-    """The same whether it is planned or run; nothing is written."""
+    """Return the refusal, which is the same for a plan and a run; nothing is written."""
     runs = Path("runs")
     assert main([*words, f"runs={runs}"]) == 2
     err = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A full disk ends a run in one line and leaves what was saved; or training goes on without the checkpoint."""
+"""A full disk ends a run with one line and keeps what was saved, or training continues without the checkpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FULL = "No space left on device"
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six steps on a disk with room."""
+    """A run of six steps on a disk with enough room."""
     return run(tmp_path_factory.mktemp("straight") / "run", *EVERY, steps=6)
 
 
@@ -47,7 +47,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, *at: int, rank: int = 1) -> None:
-    """The disk is full when ``rank`` writes the checkpoints of the steps ``at``."""
+    """Let the disk be full when ``rank`` writes the checkpoints of the steps ``at``."""
     before = RankWriter.write
 
     def write(self: RankWriter, *rest: object) -> object:
@@ -59,7 +59,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, *at: int, rank: int = 1) -> None:
 
 
 def left(run_dir: Path) -> list[str]:
-    """What nobody wants to find: parts of files and of checkpoints."""
+    """Return the names of unfinished files and checkpoints, which must not remain."""
     return [p.name for p in run_dir.rglob("*") if p.name.endswith(".partial") or p.name.startswith(".status")]
 
 
@@ -145,7 +145,7 @@ def test_only_the_file_system_is_spared(tmp_path: Path, monkeypatch: pytest.Monk
 def test_metrics_wait_for_room_when_training_is_to_go_on(
     small: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk is full from step 2 to step 30; the rows before 20 have room in the block that the file has."""
+    """The disk is full from step 2 to step 30; the rows before 20 fit in the block that the file already has."""
     run_dir, before = small / "run", Metrics.write
 
     def write(self: Metrics, row: dict[str, float]) -> None:
@@ -185,7 +185,7 @@ def test_rows_that_never_find_room_are_a_failure_and_no_row_is_torn(small: Path,
 
 @pytest.fixture
 def limit() -> Iterator[None]:
-    """No file of this process may pass 64 KiB."""
+    """Limit the files of this process to 64 KiB."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, before[1]))
@@ -240,7 +240,7 @@ def test_what_a_rank_prints_on_a_full_disk_is_lost_and_not_its_work(small: Path)
 def test_whatever_the_disk_says_it_is_one_line(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From step 3 on no row of the metrics can be written."""
+    """From step 3 on, every write to the metrics fails."""
     run_dir, before, rows = tmp_path / "run", os.write, []
 
     def write(fd: int, data: bytes) -> int:

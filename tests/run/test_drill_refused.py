@@ -1,4 +1,4 @@
-"""What a drill would rehearse in vain is refused, each with its way out."""
+"""Requests for which a drill is useless are refused, each with a cure."""
 
 from __future__ import annotations
 
@@ -129,6 +129,6 @@ def test_a_folder_with_checkpoints_of_another_training_is_left_alone(tmp_path):
     text = f"{folder}: contains checkpoints of another training, which a drill may damage; use a new folder"
     assert str(error.value) == f"run_dir: {text} (try: run_dir=null)"
 
-    # the start of the drill itself is another matter
+    # the start of the drill itself is not refused
     (folder / "config.yaml").write_text(as_yaml(compose(words).data))
     rehearse(compose(words), planned=False)

@@ -1,4 +1,4 @@
-"""``launch.elastic``: when torchrun has lost a node the run goes on with those that are left, and trains the same."""
+"""``launch.elastic``: after torchrun has lost a node, the run continues on the others and trains the same numbers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_layout_that_cannot_be_on_what_is_left_is_refused(
 
 @contextmanager
 def agents(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
-    """Two of torchrun with two ranks each; one is enough for it. The first has the store."""
+    """Start two torchrun agents with two ranks each; one agent is enough, and the first hosts the store."""
     port = free_port()
     conf = "last_call_timeout=20,keep_alive_interval=2,keep_alive_max_attempt=5,read_timeout=60"
     outer = [

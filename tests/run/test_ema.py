@@ -1,4 +1,4 @@
-"""Whole runs with a moving average of the weights: it goes on, moves between layouts, is evaluated and exported."""
+"""Complete runs with a moving average of the weights: it is resumed, resharded, evaluated and exported."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ EMA = (
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """Six steps on 2 stages x 2 shards, a checkpoint each."""
+    """A run of six steps on 2 stages x 2 shards, with a checkpoint after each step."""
     return run(tmp_path_factory.mktemp("straight") / "run", *EMA, steps=6)
 
 
 def whole(folder: Path, step: int) -> dict[str, np.ndarray]:
-    """Every tensor of a checkpoint."""
+    """Return every full tensor of a checkpoint."""
     checkpoint = open_checkpoint(folder / "checkpoints" / f"step-{step:06d}")
     found = read_rank(checkpoint, single(checkpoint.strategy), 0)
     return {n: np.frombuffer(b.data, np.float64) for n, b in found.items() if b.dtype == "float64"}

@@ -1,4 +1,4 @@
-"""``checkpoint.encrypt``: a run whose checkpoints nobody reads without the key."""
+"""``checkpoint.encrypt``: the checkpoints of a run cannot be read without the key."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_without_cryptography_the_command_to_install_it_is_told(tmp_path, capsys
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Two steps of one rank, encrypted; with the key as it was then."""
+    """An encrypted run of two steps on one rank, with the original key."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CHECKPOINT_KEY", KEY)
         folder = tmp_path_factory.mktemp("trained") / "run"
@@ -87,7 +87,7 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize("value", ["", "a5" * 32], ids=["no key", "another key"])
 @pytest.mark.parametrize("how", ["run_dir", "checkpoint.resume", "steps.load.path"])
 def test_without_its_key_a_run_does_not_go_on(how, value, trained, tmp_path, capsys, monkeypatch):
-    """Whatever names the checkpoint: found before anything starts."""
+    """It is refused before anything starts, whichever setting names the checkpoint."""
     monkeypatch.setenv("CHECKPOINT_KEY", value)
     path = trained / "checkpoints/step-000002"
     named = {"run_dir": trained}.get(how, path)
@@ -124,7 +124,7 @@ def test_import_and_transform_encrypt_too_and_export_says_that_it_does_not(train
 
 @pytest.mark.parametrize("step", ["inspect", "verify", "transform", "export"])
 def test_a_checkpoint_that_is_not_encrypted_is_refused_where_there_is_a_key(step, tmp_path, capsys):
-    """Else whoever can write to the folder could put one of his own there."""
+    """Otherwise anyone who can write to the folder could replace a checkpoint."""
     src = tmp_path / "plain"
     save(src, small(), filled(small()))
     words = [*TINY, f"runs={tmp_path}/runs", *shape(), SEALED, f"steps=[{step}]", f"steps.{step}.src={src}"]
@@ -160,7 +160,7 @@ def refusal(capsys, *words):
 
 
 def test_encryption_is_not_dropped_in_silence(trained, tmp_path, capsys, monkeypatch):
-    """In the folder of an encrypted run, and wherever its checkpoint is gone on from; evaluations write none."""
+    """This holds in the folder of an encrypted run and where its checkpoint is resumed; evaluations write none."""
     monkeypatch.chdir(tmp_path)
     path = trained / "checkpoints/step-000002"
     before = {p: p.read_bytes() for p in trained.rglob("*") if p.is_file() and p.name != ".lock"}

@@ -1,4 +1,4 @@
-"""``steps=[export]`` of a finished run takes its last checkpoint; one of another model is refused before anything."""
+"""``steps=[export]`` of a finished run exports its last checkpoint; another model's is refused before the start."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_folder_without_a_checkpoint_is_refused_as_before(tmp_path: Path, caps
 def test_a_run_folder_where_a_checkpoint_is_meant_is_answered_with_the_newest(
     finished: Path, steps: str, key: str, inside: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a cure that goes into the folder that was named."""
+    """The cure names the newest checkpoint in the named folder."""
     named, newest = f"{finished}{inside}", f"{finished}/checkpoints/step-000001"
     assert main([*SMALL, f"steps=[{steps}]", f"{key}={named}", f"runs={tmp_path}"]) == 2
     said = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The loss of the first step is near the logarithm of the vocabulary, or an initialization was lost."""
+"""The loss of the first step is near the logarithm of the vocabulary; otherwise an initialization was lost."""
 
 from __future__ import annotations
 

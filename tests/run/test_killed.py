@@ -1,4 +1,4 @@
-"""A rank, or the launcher, dies at the worst moment: what is left is whole, and the same command goes on from there."""
+"""A rank or the launcher dies at the worst moment: what is left is complete, and the same command resumes from it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def die() -> None:
 
 
 def mid_step(monkeypatch: pytest.MonkeyPatch, damaging: Path | None = None) -> None:
-    """Rank 2 dies in its fifth step, between the backward and the optimizer's step; a checkpoint is damaged before."""
+    """Rank 2 dies in its fifth step, between the backward and the optimizer's step.
+
+    ``damaging``: a checkpoint that is damaged just before.
+    """
     before, seen = Norm.squared_beside, []
 
     def squared(self: Norm, number: Tensor) -> object:
@@ -65,7 +68,7 @@ def mid_step(monkeypatch: pytest.MonkeyPatch, damaging: Path | None = None) -> N
 
 
 def mid_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1 dies when it has written its files of step 4 and told nobody."""
+    """Rank 1 dies after it has written its files of step 4, before it reports them."""
     before = RankWriter.write
 
     def write(self, *rest):
@@ -78,7 +81,7 @@ def mid_write(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def mid_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 dies when the manifest of step 4 is written and the folder has not got its name yet."""
+    """Rank 0 dies after the manifest of step 4 is written, before the folder is renamed to its final name."""
 
     def publish(new, final):
         if "000004" in final.name:
@@ -159,12 +162,12 @@ def test_a_restart_beside_another_training_passes_over_a_damaged_checkpoint(
     goes_on = f"this attempt starts from {start}" if named else "training starts again"
     assert told[at + 1] == f"older checkpoints in the folder may belong to another training: {goes_on}"
     assert tensors(folder, 8) == tensors(straight, 8)
-    assert losses(folder)[2:] == losses(straight)[2:]  # the named checkpoint has no rows here
+    assert losses(folder)[2:] == losses(straight)[2:]  # the rows of steps 1 and 2 may be of the other training
 
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory):
-    """As many steps as it takes to interrupt them."""
+    """A run with enough steps to be interrupted."""
     return run(tmp_path_factory.mktemp("long") / "run", *EVERY, steps=LONG)
 
 
@@ -176,7 +179,7 @@ def test_the_launcher_itself_may_be_killed(long, tmp_path):
         process.kill()
         assert process.wait(300) == -signal.SIGKILL
     assert len(alive) == 4
-    run(folder, *EVERY, steps=n)  # at once: it waits for ranks that are just ending
+    run(folder, *EVERY, steps=n)  # start at once: it waits for ranks that are still ending
     assert all(ended(pid, 0) for pid in alive)
     assert tensors(folder, n) == tensors(long, n)
     assert losses(folder) == losses(long)

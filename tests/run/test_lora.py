@@ -1,4 +1,4 @@
-"""Whole runs that train adapters: from new weights, from a checkpoint without them, and out again."""
+"""Complete runs that train adapters: from new weights, from a checkpoint without adapters, and exported again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZES = {"vocab_size": 64, "dim": 16, "layers": 2, "heads": 2}
 
 
 def held(folder: Path, step: int) -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint, whole."""
+    """Return the full weights of a checkpoint."""
     checkpoint = open_checkpoint(folder / "checkpoints" / f"step-{step:06d}")
     found = read_rank(checkpoint, single(checkpoint.strategy), 0, kinds=("param", "buffer"))
     return {name: unpacked(b) for name, b in found.items()}
@@ -37,7 +37,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tuned(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """On the weights of ``base``, in another layout, and exported in both forms."""
+    """A run with adapters on the weights of ``base``, in another layout, exported in both forms."""
     steps = ("steps=[load,evaluate,train,save,export]", f"steps.load.path={base}/checkpoints/step-000003")
     more = ("steps.evaluate.batches=1", "schedule=constant", "optim.lr=0.01", *shape(pp=2))
     folder = run(tmp_path_factory.mktemp("lora") / "run", *steps, *more, LORA, steps=6)

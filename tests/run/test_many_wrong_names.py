@@ -1,4 +1,4 @@
-"""Files of a stranger with very many wrong names: the first are told, the rest is counted, in bounded work."""
+"""Files of a stranger with very many wrong names: the first are listed, the rest counted, in bounded time."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_the_head_of_a_file_is_read_once_and_again_when_it_has_changed(
 def test_the_head_of_a_file_is_read_without_its_tensors_and_without_a_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With 200,000 names each of the two takes as long as the header itself."""
+    """With 200,000 names, each of the two takes as long as reading the header itself."""
     path = tmp_path / "a.safetensors"
     save_file({"a": np.zeros(2, np.float32), "b": np.zeros((2, 3), np.int8)}, path)
     for name in ("foreign", "Strategy"):

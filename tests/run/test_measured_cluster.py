@@ -1,4 +1,4 @@
-"""What was measured is told beside what was predicted before and after, and written as a cluster that is read."""
+"""Measured times are shown beside the predictions before and after, and written as a cluster that can be read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def found() -> tuple[list[Finalist], Ranking]:
 
 
 def told(found: tuple[list[Finalist], Ranking], **failed: str) -> MeasuredCluster:
-    """Products are half as fast as they were said to be; the slowest layout may have ``failed``."""
+    """Return the result if products run at half of their predicted speed; the slowest layout may have ``failed``."""
     finalists, ranking = found
     slow = speeds_of(changed(ranking.question.job.cluster, {"efficiency": 0.48}), "fp32", 2)
     assert slow is not None
@@ -86,7 +86,7 @@ def test_constants_come_nearer_to_what_they_are(found: tuple[list[Finalist], Ran
 
 
 def test_a_layout_that_would_be_faster_and_was_not_measured_is_named(found: tuple[list[Finalist], Ranking]) -> None:
-    """Only the slowest has been, and is as it was predicted."""
+    """Only the slowest layout was measured, and it took the predicted time."""
     finalists, ranking = found
     one = finalists[-1]
     at = measured_cluster(ranking, [MeasuredLayout(one, one.predicted.seconds)])
@@ -119,7 +119,7 @@ def test_the_file_predicts_what_the_table_says(tmp_path: Path, found: tuple[list
     by_layout = {one.predicted.layout: one.predicted.seconds for one in again}
     assert [by_layout[one.finalist.predicted.layout] for one in at.ran] == list(at.after)
 
-    # fitted once more, it is still of the same name
+    # after another fit it still has the same name
     ran = [MeasuredLayout(one, one.predicted.seconds) for one in again]
     assert '\nname: "here (refitted)"\n' in file(measured_cluster(ranking, ran))
 

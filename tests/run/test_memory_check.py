@@ -1,4 +1,4 @@
-"""What does not fit the memory of this machine is refused before anything starts."""
+"""A run that does not fit in the memory of this machine is refused before it starts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ mount --bind {fake} /proc/meminfo && exec {python} -m launcher {words}
 
 
 def test_a_machine_with_less_memory_refuses_what_another_does(tmp_path: Path) -> None:
-    """The kernel is said to have less: a limit of address space (ulimit -v) says nothing of memory."""
+    """/proc/meminfo is replaced, because a limit of the address space (ulimit -v) does not change the free memory."""
     fake = tmp_path / "meminfo"
     fake.write_text("MemTotal:  8000000 kB\nMemAvailable:  120000 kB\n")
     words = " ".join([*(w for w in TINY), f"run_dir={tmp_path}/run", "train.steps=1"])
@@ -108,7 +108,7 @@ def test_what_does_not_fit_starts_when_that_is_asked_for(monkeypatch: pytest.Mon
 def test_the_cure_is_a_layout_that_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Pasted, it passes where the first was refused."""
+    """With the cure pasted, the same memory is enough."""
     words = [*(w for w in TINY if "hsdp" not in w), "recipe=lm_single", "steps=[train]", "launch.nproc=2"]
     words += ["model.dim=512", "data.vocab_size=4096"]
     level = "parallel.hsdp.shard_size=-1"
@@ -125,7 +125,7 @@ def test_the_cure_is_a_layout_that_fits(
 
 
 def test_the_copy_that_a_thread_writes_from_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of the weights and both states of the optimizer, over all ranks."""
+    """The copy has the weights and both states of the optimizer, over all ranks."""
     found = []
     for words in ((), ("checkpoint.async=true", "checkpoint.every=1")):
         job = tiny("recipe=lm_single", "steps=[train]", "model.dim=256", "data.vocab_size=4096", *words)

@@ -32,7 +32,7 @@ def test_inproc_is_this_process_and_trains_the_same_bits(tmp_path):
 
 
 def test_inproc_fails_with_the_error_itself_and_goes_on(tmp_path):
-    """A debugger wants the frames, not a summary of them."""
+    """A debugger needs the frames, not a summary of them."""
     words = [*shape(), "launch.mode=inproc", "train.steps=2", f"run_dir={tmp_path}/run"]
     done = alone("from launcher.runtime.training import loop\ndef step(*_, **__): 1 / 0\nloop.step = step", *words)
     assert done.returncode == 1
@@ -43,7 +43,10 @@ def test_inproc_fails_with_the_error_itself_and_goes_on(tmp_path):
 
 
 def alone(first: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, for one that has run torch must not be forked; ``first`` is run before."""
+    """Run the command in its own process, because a process that has used torch must not be forked.
+
+    The code ``first`` runs before it.
+    """
     code = f"{first}\nimport sys\nfrom launcher.__main__ import main\nsys.exit(main())"
     command = [sys.executable, "-c", code, *TINY, *words]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

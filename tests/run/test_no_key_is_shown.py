@@ -1,4 +1,4 @@
-"""A key that is typed where it does not belong is printed nowhere and written nowhere."""
+"""A key that is typed in a wrong place is neither printed nor written anywhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.run.launching import TINY, run, shape
 from tests.run.secret_words import FILES, FORMS, KEYS, NAMES, RIGHT, typed
 
 SOME = [("hex", RIGHT), ("words", "encryptt"), ("base64", "encrpyt")]
-"""The drill ``keys`` takes every name and every key."""
+"""A few keys and names; the drill ``keys`` takes all of them."""
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def here(tmp_path, monkeypatch):
 
 
 def shown(capfd, words: list[str], secret: str) -> list[str]:
-    """Where ``secret`` is seen; the size of its letters does not matter."""
+    """Return the places that show ``secret``, in upper or lower case."""
     code, secret = main(words), secret.lower()
     said = "".join(capfd.readouterr()).lower()
     seen = [f"printed ({code}): {line}" for line in said.splitlines() if secret in line]
@@ -60,7 +60,7 @@ def test_a_name_that_may_be_a_key_is_written_nowhere_when_it_is_a_name(capfd, mo
     run(Path("run"), *words, steps=1)
     capfd.readouterr()
     held = [p for p in Path("run").rglob("*") if p.is_file() and b"hunter2correcthorse" in p.read_bytes()]
-    assert [str(p) for p in held] == ["run/checkpoints/step-000001/manifest.json"]  # which says where it is
+    assert [str(p) for p in held] == ["run/checkpoints/step-000001/manifest.json"]  # it says where the key is
     assert "checkpoint.encrypt=env:***: applied" in " ".join(Path("run/plan.txt").read_text().split())
 
 

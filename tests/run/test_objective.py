@@ -1,4 +1,4 @@
-"""Whole runs with a loss and metrics of the user's own."""
+"""Complete runs with a user's own loss and metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_metrics_are_in_every_row_that_is_written_and_the_weights_are_those_with
         assert {*NAMES, *(f"val_{n}" for n in NAMES)} <= {*next(csv.reader(table))}
     assert status(found)["metrics"]["val_accuracy"] == rows[-1]["val_accuracy"]
 
-    # another layout has the same figures, and nobody who measures changes anything
+    # another layout has the same figures, and measuring changes nothing
     alone = run(tmp_path / "alone", *asked, *MEASURED, *shape())
     for row, other in zip(rows, metrics(alone), strict=True):
         keys = {"loss", "val_loss", *NAMES, *(f"val_{n}" for n in NAMES)} & row.keys()

@@ -1,4 +1,4 @@
-"""A rank that runs out of memory says so in one message: what there was, what was planned, which setting makes room."""
+"""A rank that runs out of memory reports in one message its memory, the plan, and the setting that needs less."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_on_a_device_the_cure_passes_when_pasted_and_plans_for_less(
     assert cure is not None
     assert said[3:] == ["also ended: rank 0 (lost its peer)", f"log: {tmp_path}/run/logs/rank1.log"]
 
-    # the same request with what is to be pasted
+    # the same request with the cure pasted
     planned, lighter = (plan_job(compose(each).job) for each in (typed, [*typed, *cure[1].split(" ")]))
     assert lighter.estimate.memory[1].total < planned.estimate.memory[1].total
     assert "Tried to allocate" in (tmp_path / "run" / "logs" / "rank1.log").read_text()

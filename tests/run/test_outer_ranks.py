@@ -1,4 +1,4 @@
-"""The same job under torchrun and srun: rank 0 decides, the others do as it says, and nobody is left waiting."""
+"""The same job under torchrun and srun: rank 0 decides, the other ranks follow, and no rank is left waiting."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_signal_to_torchrun_ends_every_rank(tmp_path):
 
 
 def srun(n: int, *words: str) -> list[tuple[int, str]]:
-    """The exit codes of all tasks and what they say."""
+    """Return the exit code and the output of every task."""
     with tasks(n, *words) as started:
         said = [task.communicate(timeout=300)[0] for task in started]
     return [(task.returncode, text) for task, text in zip(started, said, strict=True)]

@@ -1,4 +1,4 @@
-"""Layouts, groups and norms that a run is asked to write beside itself, and layouts that it is held to."""
+"""Layouts, groups and norms that a run writes to files, and layout files that a run must follow."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_a_run_leaves_what_it_was_asked_for(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_finished_run_holds_nothing_of_its_folder_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a program that goes on after ``run_job`` keeps the file system from being unmounted."""
-    records: list[RunStatus] = []  # as a traceback that somebody keeps would hold them
+    """Otherwise a program that continues after ``run_job`` would keep the file system from being unmounted."""
+    records: list[RunStatus] = []  # keeps them alive, as a traceback would
 
     def keep(*args: Any, **more: Any) -> RunStatus:
         records.append(reopen(*args, **more))
@@ -70,7 +70,7 @@ def test_a_second_run_into_the_same_folder_of_norms_starts_it_anew(tmp_path: Pat
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """The layouts of the default recipe, as a run would have written them."""
+    """Write the layouts of the default recipe, as a run would."""
     from launcher.run.write_layout_files import write
 
     path = tmp_path / "p.json"
@@ -102,7 +102,7 @@ FORMS = ("p.json", "p.ckpt", "mindspore.json")
 
 @pytest.fixture(params=some(FORMS))
 def cut_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Layouts of 2 stages x 2 shards x tp 2, in each form."""
+    """Write layouts of 2 stages x 2 shards x tp 2, in each form."""
     path = tmp_path / str(request.param)
     strategy = strategy_of_plan(planned(*CUT), only_trainable=True)
     if path.name == "p.json":
@@ -121,7 +121,7 @@ def test_operators_tp_and_shards_follow_the_layouts_of_a_file(cut_file: Path) ->
 
 
 def operators_file(path: Path, *words: str) -> str:
-    """Written by a plan of these words."""
+    """Write the operators of a plan of these words, and return the override that loads them."""
     j = compose([*TINY, *words, f"parallel.operator_strategy.save={path}"]).job
     write_layout_files.write(j, plan_job(j), path.parent)
     return f"parallel.operator_strategy.load={path}"

@@ -1,4 +1,4 @@
-"""Whole runs with an optimizer class of the user's own."""
+"""Complete runs with a user's own optimizer class."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNTER = "optim={_target_: tests.optim.theirs.CounterInGroup, lr: 0.1}"
 
 
 def stopped(straight: Path, folder: Path) -> Path:
-    """What is left of a run that was killed after two of its four steps."""
+    """Return the folder of a run that was killed after two of its four steps."""
     shutil.copytree(straight, folder)
     shutil.rmtree(folder / "checkpoints" / checkpoints(folder)[-1])
     (folder / "status.json").write_text('{"status": "running", "steps": [], "metrics": {}, "seconds": 0}')

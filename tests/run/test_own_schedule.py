@@ -1,4 +1,4 @@
-"""Whole runs with a learning-rate schedule of the user's own."""
+"""Complete runs with a user's own learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_on_top_of_a_shipped_schedule_it_is_refused_and_the_cure_passes(capsys):
         f"    set by: schedule._target_={path} (command line)\n"
         f"    try:    schedule=null schedule._target_={path}\n"
     )
-    assert main(["schedule=null", *words, "~schedule.warmup_steps"]) == 0  # which the recipe sets
+    assert main(["schedule=null", *words, "~schedule.warmup_steps"]) == 0  # the recipe sets it
 
 
 def test_a_module_that_is_not_there_is_refused(capsys):

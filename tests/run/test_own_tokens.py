@@ -1,4 +1,4 @@
-"""``steps=[prepare,train]``: a request that makes the tokens that it trains on."""
+"""``steps=[prepare,train]``: a request that prepares the tokens that it trains on."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_it_trains_as_if_the_tokens_had_been_there(here: Path) -> None:
     assert losses(Path("one")) == pytest.approx(losses(Path("two")), rel=1e-5)
     assert vocabulary("one") == vocabulary("two") == 300
 
-    # a second start does nothing again
+    # a second start does not prepare again
     before = Path("words/prepared.json").stat().st_mtime_ns
     assert main([*BPE, *shape(pp=2), "steps=[prepare,train,save]", "run_dir=one"]) == 0
     assert Path("words/prepared.json").stat().st_mtime_ns == before

@@ -32,7 +32,7 @@ def test_where_speeds_are_known_pictures_are_in_seconds_up_to_the_end_of_the_ste
     assert ">seconds</text>" in found["timeline.svg"]
     assert ">seconds</text>" in found["memory.svg"]
 
-    # what is drawn within the schedule, and after it, is all of the step
+    # the parts drawn within and after the schedule are the complete step
     within = sum(t.seconds for t in step.terms if t.name in PIPELINE)
     assert within == pytest.approx(step.timeline.makespan)
     trace = [e for e in json.loads(found["timeline.json"])["traceEvents"] if e["ph"] == "X"]
@@ -49,7 +49,7 @@ def test_collectives_are_drawn_and_told_as_they_are_predicted(predicted: Plan) -
     assert [lane.name for lane in step.lanes] == ["tp", "data-parallel"]
     found = pictures(predicted)
 
-    # in the picture: a name a stretch
+    # the picture: one name per stretch
     titles = [
         e.text or "" for e in ElementTree.fromstring(found["timeline.svg"]).iter("{http://www.w3.org/2000/svg}title")
     ]
@@ -57,7 +57,7 @@ def test_collectives_are_drawn_and_told_as_they_are_predicted(predicted: Plan) -
         assert {f"{s.name}, {seconds_text(s.seconds)}" for s in lane.stretches} <= {t.split(";")[0] for t in titles}
         assert f">{lane.label}</text>" in found["timeline.svg"]
 
-    # in the trace: their seconds
+    # the trace: the seconds of each stretch
     trace = [e for e in json.loads(found["timeline.json"])["traceEvents"] if e["ph"] == "X"]
     for lane in step.lanes:
         told = [e["args"]["seconds"] for e in trace if e["cat"] == lane.label]

@@ -1,4 +1,4 @@
-"""Asked to stop, a run saves where it is; whoever was asked, all ranks agree, and the same command goes on."""
+"""A run that is asked to stop saves where it is: all ranks agree on the step, and the same command resumes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def straight(tmp_path_factory):
 
 
 def nth(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, n: int, rank: int, act: Callable[[], object]) -> None:
-    """``act`` on ``rank``, in front of the ``n``-th call of a method."""
+    """Call ``act`` on ``rank`` just before the ``n``-th call of a method."""
     before, seen = getattr(owner, name), []
 
     def call(*args: object, **named: object) -> object:
@@ -43,7 +43,7 @@ def nth(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, n: int, rank: i
 
 
 LAUNCHER = os.getpid()
-"""Runs are carried out in the process of the test."""
+"""Runs are carried out in the process of the test, so this is the launcher."""
 
 
 def launcher() -> int:
@@ -59,7 +59,7 @@ def ask(signum: int, whom: Callable[[], int] = os.getpid) -> Callable[[], object
 
 
 def held_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the second batch of the first validation, which is that behind step 2."""
+    """Ask to stop in the second batch of the first validation, which is after step 2."""
     nth(monkeypatch, PipelineRuntime, "evaluate", 2, 1, ask(signal.SIGUSR2))
 
 
@@ -190,7 +190,7 @@ def test_only_the_folder_of_this_request_of_this_job_is_taken(env, config, found
 
 def test_the_next_start_says_that_the_one_before_was_killed_and_sets_the_status_right(tmp_path, capsys):
     folder = run(tmp_path / "run", steps=1)
-    say(folder, status="running")  # killed between its last step and its last word
+    say(folder, status="running")  # killed after its last step, before it wrote its last status
     assert main([*TINY, f"run_dir={folder}", "train.steps=1"]) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == [
         f"the previous start of this run was killed: {folder}",
@@ -217,13 +217,13 @@ def test_a_run_folder_that_is_deleted_is_told_at_once(tmp_path, monkeypatch, cap
 
 
 def test_a_run_folder_that_is_moved_in_the_last_save_is_told_too(tmp_path, monkeypatch, capsys):
-    """Nothing is heard of the ranks any more then."""
+    """At that time the ranks send nothing any more."""
     folder, do = tmp_path / "run", execute.do
 
     def moved(run, *more):
         results = do(run, *more)
         folder.rename(tmp_path / "elsewhere")
-        folder.mkdir()  # another one in its place
+        folder.mkdir()  # another folder in its place
         return results
 
     monkeypatch.setattr(execute, "do", moved)
@@ -240,7 +240,7 @@ def test_the_status_of_a_run_whose_folder_is_moved_in_training_follows_it(tmp_pa
 
     def move():
         folder.rename(elsewhere)
-        folder.mkdir()  # somebody's, in its place
+        folder.mkdir()  # someone else's folder in its place
 
     nth(monkeypatch, Norm, "squared_beside", 2, 1, move)
     assert main([*TINY, f"run_dir={folder}", "train.steps=2000"]) == 1

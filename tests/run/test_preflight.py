@@ -1,4 +1,4 @@
-"""What is looked at before a run is looked at once."""
+"""The checks before a run read each thing only once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of the system that a run would meet after it has started."""
+"""Limits of the system that a run would exceed after its start."""
 
 from __future__ import annotations
 

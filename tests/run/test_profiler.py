@@ -1,4 +1,4 @@
-"""``debug.profiler``: a window of steps on some ranks, what it leaves, and windows that cannot be."""
+"""``debug.profiler``: a window of steps on some ranks, the files that it writes, and windows that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job written as a recipe is that job again."""
+"""A job that is written as a recipe and read again is the same job."""
 
 from __future__ import annotations
 

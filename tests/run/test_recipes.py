@@ -1,4 +1,4 @@
-"""Law 10: every recipe trains two steps for real, does every one of its steps, and leaves all of its files."""
+"""Law 10: every recipe really trains two steps, runs every one of its steps, and leaves all of its files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.run.test_autoparallel import ASKED
 OF_SEVERAL = ["step_ms_median", "step_ms_worst", "worst_rank"]
 FIGURES = ["step", "steps", "loss", "lr", "grad_norm", "RATE", "step_ms", "bubble", "memory_mb"]
 LM = ("model.dim=16", "model.heads=2", "data.seq_len=16", "train.batch_size=16", "steps.evaluate.batches=1")
-SMALLER = {  # what two steps of it need not take so long
+SMALLER = {  # settings that make two steps of it short
     "lm_tied_pp2_hsdp2": (*LM, "steps.sample.tokens=8"),
     "lm_single": (*LM, "steps.sample.tokens=8"),
     "lora_lm_pp2": (*LM, "steps.sample.tokens=8"),
@@ -37,9 +37,9 @@ SMALLER = {  # what two steps of it need not take so long
     "tied_pp2_to_single": ("data.seq_len=16", "steps.evaluate.batches=1"),
 }
 PLANNED = ("lm_8b_h100x64",)
-"""For devices that no machine of these tests has: ``tests/test_golden_plans.py``."""
+"""Recipes for devices that no machine of these tests has: see ``tests/test_golden_plans.py``."""
 REAL = ("sft_hf_pp2_tp2",)
-"""Of a folder that transformers reads: ``tests/real/test_smollm2.py``."""
+"""Recipes of a folder that transformers reads: see ``tests/real/test_smollm2.py``."""
 
 
 def test_every_recipe_is_here():
@@ -68,7 +68,7 @@ def test_it_trains_two_steps_and_does_the_rest(recipe, tmp_path, capsys):
 
 
 def check_files(run: Path, ranks: int) -> None:
-    """What every run has, whatever its steps."""
+    """Check the files that every run has, whatever its steps."""
     plan = json.loads((run / "plan.json").read_text())
     assert (plan["version"], plan["name"]) == (1, run.parent.name)
     assert (run / "plan.txt").read_text().startswith(f"plan of {run.parent.name}\n")
@@ -97,7 +97,7 @@ def check_metrics(run: Path, ranks: int, rate: str) -> None:
 
 
 def check_steps(run: Path, steps: list[str], figures: dict[str, float]) -> None:
-    """What each step leaves."""
+    """Check the files and figures that each step leaves."""
     assert figures["saved_step"] == 2
     assert ("transform" in steps) == (run / "transformed" / "manifest.json").exists()
     assert ("merge_strategies" in steps) == (run / "strategy" / "merged.json").exists()

@@ -1,4 +1,4 @@
-"""A request that cannot be carried out: the whole text, exit code 2, and not a file written."""
+"""A request that cannot be carried out: the full text, exit code 2, and no file written."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def here(tmp_path, monkeypatch):
 
 
 def refused(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
-    """What is said of the problems, whose number is right."""
+    """Return the text of the problems, and check that their number in the head is right."""
     assert main(overrides) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -190,7 +190,7 @@ def test_refused(overrides, told, capsys):
 
 
 def test_nodes_that_are_not_here_are_all_that_is_wrong(capsys):
-    """On one node the ranks of eight could not be cut into the stages of the recipe: nobody has asked for that."""
+    """One node cannot run the stages of this eight-node recipe, but the request does not ask for one node."""
     assert (
         refused(capsys, "recipe=lm_8b_h100x64")
         == """
@@ -248,7 +248,7 @@ def test_a_port_that_is_taken(capsys):
 
 @contextmanager
 def nobody() -> Iterator[None]:
-    """Root may write anywhere: not as root, then."""
+    """Run as a user other than root, because root may write anywhere."""
     if os.geteuid() != 0:
         yield
         return
@@ -260,7 +260,7 @@ def nobody() -> Iterator[None]:
 
 
 def test_a_folder_that_may_only_be_read(capsys):
-    assert main([*TINY, "show=config"]) == 0  # imports what nobody may read
+    assert main([*TINY, "show=config"]) == 0  # imports now what that user may not read
     capsys.readouterr()
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o555)

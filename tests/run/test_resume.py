@@ -1,4 +1,4 @@
-"""Law 9: stop anywhere and go on; in the same layout bit for bit, in another with the same samples and losses."""
+"""Law 9: stop anywhere and resume; bit for bit in the same layout, with the same samples and losses in another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAYOUTS = {"one": {}, "4x1": {"pp": 4}, "1x4": {"shard": 4}, "2x1": {"pp": 2}, "
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """Six steps without a stop, a checkpoint every two."""
+    """A run of six steps without a stop, with a checkpoint every two steps."""
     return run(tmp_path_factory.mktemp("straight") / "run", "checkpoint.every=2", "checkpoint.keep=null", steps=6)
 
 
@@ -32,7 +32,7 @@ def other(request, tmp_path_factory):
 
 
 def stopped(straight: Path, folder: Path, step: int) -> Path:
-    """What ``straight`` would have left if it had been killed after the checkpoint of ``step``."""
+    """Return what ``straight`` would have left if it had been killed after the checkpoint of ``step``."""
     shutil.copytree(straight, folder)
     for name in checkpoints(folder):
         if name > f"step-{step:06d}":
@@ -42,7 +42,7 @@ def stopped(straight: Path, folder: Path, step: int) -> Path:
 
 
 def whole(folder: Path, step: int) -> dict[str, np.ndarray]:
-    """Every tensor of a checkpoint, whole: weights and optimizer state."""
+    """Return every full tensor of a checkpoint: weights and optimizer state."""
     checkpoint = open_checkpoint(folder / "checkpoints" / f"step-{step:06d}")
     found = read_rank(checkpoint, single(checkpoint.strategy), 0)
     kinds = {"float32": np.float32, "float64": np.float64}
@@ -68,7 +68,7 @@ def test_in_another_layout_the_same_samples_follow(other, tmp_path, layout):
     mine, theirs = whole(there, 6), whole(folder, 6)
     assert mine.keys() == theirs.keys()
     assert {n.split(".")[1] for n in mine if n.startswith("optim.")} == {"exp_avg", "exp_avg_sq", "step"}
-    if precision == "fp64":  # Adam divides by numbers near nothing: fp32 says little here
+    if precision == "fp64":  # Adam divides by numbers near zero: fp32 shows little here
         for name, expected in theirs.items():
             np.testing.assert_allclose(mine[name], expected, rtol=1e-7, atol=1e-13, err_msg=name)
 
@@ -90,7 +90,7 @@ def test_more_steps_go_on_from_a_finished_run(tmp_path):
 def test_a_finished_run_has_nothing_left_to_do(straight, tmp_path, capsys):
     folder = tmp_path / "run"
     run(folder, steps=2)
-    own = {".lock", "console.log"}  # the second command has its line in the copy of the console
+    own = {".lock", "console.log"}  # the second command adds its line to the copy of the console
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file() and p.name not in own}
     capsys.readouterr()
     run(folder, steps=2)
@@ -144,7 +144,7 @@ def test_a_training_begun_anew_deletes_no_checkpoint_of_the_one_before(straight,
     assert {str(p.relative_to(replaced)): p.read_bytes() for p in replaced.glob("rank_*/*")} == before[2]
     assert (tensors(folder, 4), tensors(folder, 6)) == (before[4], before[6])
 
-    # after a resume, what it has saved itself is still its own
+    # after a resume, a run still owns the checkpoints that it saved before
     run(folder, "seed=1", "checkpoint.every=2", "checkpoint.keep=1", "checkpoint.accept_changes=[train.steps]", steps=5)
     assert checkpoints(folder) == ["step-000005", "step-000006"]
     assert sorted(p.name for p in replaced.parent.glob("replaced-*")) == [replaced.name, "replaced-step-000004"]
@@ -254,7 +254,9 @@ def test_groups_of_parameters_go_on_to_the_same_bits_and_in_another_layout(tmp_p
     again = run(stopped(straight, tmp_path / "again", 2), *more)
     assert tensors(again, 4) == tensors(straight, 4)
     warming_up = [0.003 * n / 20 for n in (1, 2, 3, 4)]
-    assert [row["lr"] for row in metrics(again) if "loss" in row] == pytest.approx(warming_up)  # that of optim.lr
+    assert [row["lr"] for row in metrics(again) if "loss" in row] == pytest.approx(
+        warming_up
+    )  # the warm-up to optim.lr
 
     resume = f"checkpoint.resume={straight}/checkpoints/step-000002"
     there = run(tmp_path / "there", *more, resume, "parallel.pipeline.micro_batch_num=4", *shape(pp=1))

@@ -1,4 +1,4 @@
-"""A run folder that is moved, deleted or replaced while its training saves: the run ends, with no second half."""
+"""A run folder is moved, deleted or replaced while its training saves: the run ends and writes nothing more."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def rename(run: Path) -> None:
 
 
 def copied(run: Path) -> Path:
-    """Another run with the same files, and a second copy to compare it with."""
+    """Return a copy of the run folder; a second copy is kept to compare with."""
     left, other = run.parent / "left", run.parent / "other"
     shutil.copytree(run, left, ignore=UNFINISHED)
-    return Path(shutil.copytree(left, other))  # not a second one of the run, which writes on
+    return Path(shutil.copytree(left, other))  # copies the first copy, because the run still writes
 
 
 def replace(run: Path) -> None:
@@ -40,7 +40,7 @@ def link(run: Path) -> None:
 
 
 def delete(run: Path) -> None:
-    """In one step: the other rank is writing there, and a folder that is not empty would not go."""
+    """Delete the folder in one step: another rank still writes there, so removing it in place would fail."""
     gone = run.with_name("gone")
     run.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)

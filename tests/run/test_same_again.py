@@ -1,4 +1,4 @@
-"""The same command twice gives the same bits."""
+"""Running the same command twice gives the same bits."""
 
 from __future__ import annotations
 

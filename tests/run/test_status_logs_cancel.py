@@ -25,7 +25,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run that Slurm has, whose commands answer."""
+    """A run that was submitted to Slurm, with fake Slurm commands."""
     answers = {"squeue": "echo 'RUNNING on n[1-2], 0:32 of 10:00, None'", "scancel": f"echo $@ > {tmp_path}/cancelled"}
     for name, text in answers.items():
         file = tmp_path / "bin" / name
@@ -104,14 +104,14 @@ def test_a_job_of_kubernetes_is_asked_for_and_ended_elsewhere(
 
 
 def shown(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """What ``launcher logs`` prints of a run that has begun."""
+    """Return what ``launcher logs`` prints of a run that has begun."""
     code, said = answer(["logs", str(run_folder)], capsys)
     assert code == 0
     return said
 
 
 def command(folder: Path, *overrides: str, steps: int = 3, **options: Any) -> str:
-    """What a run in a process of its own prints, both streams as they come."""
+    """Run in a separate process, and return both output streams in the order in which they were written."""
     words = ["launcher", *TINY, f"run_dir={folder}", f"train.steps={steps}", *overrides]
     with child(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options) as process:
         out, _ = process.communicate(timeout=300)
@@ -200,7 +200,7 @@ def test_a_job_of_slurm(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert answer(["logs", str(job)], capsys) == (
         1, f"error: {job}/slurm-77.log: No such file or directory: it has not printed anything yet\n"
     )  # fmt: skip
-    write_status(job, status="running", job="slurm here 77")  # as the job itself says it
+    write_status(job, status="running", job="slurm here 77")  # as the job itself writes it
     code, said = answer(["cancel", str(job)], capsys)
     assert (code, (job.parent / "cancelled").read_text()) == (0, "77\n")
     assert said == "job 77 of Slurm is cancelled; if it was training, it saves, and the same command resumes it\n"
@@ -220,7 +220,7 @@ def test_what_is_no_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def runs(folder: Path, *states: str) -> list[str]:
-    """The paths of runs with these states, each newer than the one before it."""
+    """Make runs with these states, each newer than the one before it, and return their paths."""
     names = []
     for n, state in enumerate(states):
         one = folder / f"name {n % 2}" / f"{n:04d}"

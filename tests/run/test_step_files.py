@@ -1,4 +1,4 @@
-"""What is wrong with the files of a step is told before anything is started."""
+"""Problems with the files of a step are reported before anything starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.run.launching import BATCH, TINY, checkpoints, last, run, shape, stat
 
 
 def table(home: Path, *rows: str) -> None:
-    """A recipe of one's own with a table of names."""
+    """Write a user's own recipe with a table of names."""
     (home / "recipes").mkdir(parents=True)
     lines = "".join(f"      {row}\n" for row in rows)
     head = "defaults: [override /model: lm_tiny, override /data: random_tokens, override /steps: [import, evaluate]]\n"

@@ -1,4 +1,4 @@
-"""A step that is named twice runs twice, each time with its own settings; a resume knows how far it came."""
+"""A step that is named twice runs twice, each time with its own settings; a resume knows which of them has run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.job.compose import compose
 from launcher.plan.settings import sizes
 
 PAGE = "steps=[train,save,load,broadcast,train]"
-"""What the script of MindSpore's page on parameter_broadcast does."""
+"""The steps of the script on MindSpore's page on parameter_broadcast."""
 
 
 def test_each_has_a_name_of_its_own_in_order() -> None:

@@ -1,4 +1,4 @@
-"""When a job is told to save: as long before its end as a step and a save were measured to take, twice."""
+"""When a job is asked to save: twice the measured time of a step and a save before the end of the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``launch=slurm``: what is refused, what is written, what the job does."""
+"""``launch=slurm``: what is refused, what is written, and what the job does."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COMMANDS = {
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to submit from, on a machine whose Slurm answers."""
+    """A folder to submit from, with fake Slurm commands."""
     for name, text in COMMANDS.items():
         file = tmp_path / "bin" / name
         file.parent.mkdir(exist_ok=True)
@@ -147,7 +147,7 @@ def test_slurm_that_refuses_the_job_is_told_in_its_words(place: Path, capsys: py
 
 
 def started(place: Path, restarts: int, port: str) -> subprocess.Popen[str]:
-    """What Slurm does with the batch file, as far as that can see."""
+    """Start the batch file with the environment that Slurm gives it."""
     env = os.environ | {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": str(restarts), "MASTER_PORT": port}
     with (place / f"{restarts}.log").open("w") as log:
         return subprocess.Popen(["bash", place / "job/job.sbatch"], env=env, stdout=log, stderr=log, text=True)
@@ -161,7 +161,7 @@ def test_told_to_stop_it_asks_to_be_requeued_and_goes_on(place: Path) -> None:
         until(lambda: (job / "metrics.jsonl").exists() and max(whole(job), default=0) >= 2, first)
     finally:
         for pid in (place / "pids").read_text().split():
-            os.kill(int(pid), signal.SIGUSR2)  # as --signal does it
+            os.kill(int(pid), signal.SIGUSR2)  # as --signal does
     assert first.wait(300) == 75
     assert (place / "asked").read_text() == "requeue 77\n"
     [saved] = checkpoints(job)

@@ -1,4 +1,4 @@
-"""Real runs on files of tokens."""
+"""Real runs on token files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKENS = (
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two files of tokens, which the recipe's model learns from, and one of nanoGPT."""
+    """Two token files, of which the recipe's model learns, and one of nanoGPT."""
     home = tmp_path_factory.mktemp("files")
     rng = np.random.default_rng(0)
     for name, n in (("web.tokens", 5000), ("books.tokens", 2000)):
@@ -37,7 +37,10 @@ def test_two_steps_of_the_recipe_on_one_file(files: Path, tmp_path: Path) -> Non
 
 
 def test_a_run_that_goes_on_in_another_layout_reads_the_samples_that_follow(files: Path, tmp_path: Path) -> None:
-    """A mixture, on one rank for four steps; on one for two, and on two from there."""
+    """One rank trains on a mixture for four steps.
+
+    Another run trains for two steps, and is then resumed on one rank and on two ranks.
+    """
     sources = f"data.sources=[{{path: {files}/web.tokens, weight: 0.7}}, {{path: {files}/books.tokens, weight: 0.3}}]"
     words = (*TOKENS, sources, "steps=[train,save]", "optim=sgd", "schedule=constant", "train.precision=fp64")
     assert main([*words, "train.steps=4", f"run_dir={tmp_path}/straight"]) == 0
@@ -69,7 +72,10 @@ def test_evaluation_of_held_out_files_needs_no_share(files: Path, tmp_path: Path
 
 
 def test_packed_documents_go_on_in_another_layout(tmp_path: Path) -> None:
-    """Whole documents, kept apart: on two stages for four steps; on one rank for two, and on two stages from there."""
+    """Documents are packed and masked.
+
+    They are trained on two stages for four steps; on one rank for two, and then resumed on two stages.
+    """
     rng = np.random.default_rng(0)
     with TokenWriter(tmp_path / "a.tokens", 300, end_of_document=0) as file:
         for n in rng.integers(1, 40, 300).tolist():

@@ -1,4 +1,4 @@
-"""``transform`` reads what ``import`` reads, and writes files of ranks: real files of others there and back."""
+"""``transform`` reads what ``import`` reads and writes rank files: real files of other programs, there and back."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_they_become_a_checkpoint_and_the_same_bytes_again(name: str) -> None:
 
 
 def _with_loose(folder: Path, there: str) -> Path:
-    """The source's own layouts, as rank files of ours have them beside them."""
+    """Write the source's own layouts in the form that lies beside our rank files."""
     transform(src=folder / "src", src_strategy=strategy(folder, "src"), strategy=strategy(folder, "src"), dst="same")
     found = ours.load(Path("same") / "strategy")
     path = Path("same.json")
@@ -117,7 +117,7 @@ BLOBS = {name: Blob.of("float32", entry.layout.shape, FULL[name]) for name, entr
 
 
 def saved(form: str) -> Path:
-    """The same tensors, as others save them."""
+    """Save the same tensors as other programs do."""
     if form == "one file":
         write_file(Path("one.safetensors"), BLOBS, {})
         return Path("one.safetensors")
@@ -126,9 +126,9 @@ def saved(form: str) -> Path:
         write_file(Path("hf/model.safetensors"), BLOBS, {})
         return Path("hf")
     state = {n: torch.frombuffer(bytearray(b.data), dtype=torch.float32).reshape(b.shape) for n, b in BLOBS.items()}
-    state["emb.w"] = state["emb.w"].t().contiguous().t()  # its numbers are apart
+    state["emb.w"] = state["emb.w"].t().contiguous().t()  # its numbers are not contiguous
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of one process: that it is one process
+        warnings.simplefilter("ignore")  # torch warns that there is only one process
         dcp.save(state, checkpoint_id="dcp", no_dist=True)
     return Path("dcp")
 

@@ -1,4 +1,4 @@
-"""Cures of one request add up: pasted together, they are one line that passes."""
+"""The cures of one request add up: pasted together, they are one line that passes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_several_packages_are_trusted_by_one_line(more: tuple[str, ...], package
     assert len(trusting) >= 2
     assert {shlex.split(c)[-1] for c in trusting} == {f"security.allow=[{packages}]"}
 
-    # all cures in their places
+    # paste all cures in their places
     for problem in error.problems:
         words = pasted(words, problem, error.origins[problem])
     job = compose(words).job
@@ -114,6 +114,6 @@ def test_what_a_missing_recipe_chooses_is_not_called_wrong(tmp_path: Path) -> No
     ],
 )
 def test_what_a_group_of_keys_has_beside_the_wrong_one_is_not_said_to_be_missing(typed: str, keys: list[str]) -> None:
-    """A stand-in for the wrong key took the place of all that was typed."""
+    """A placeholder for the wrong key once replaced everything that was typed."""
     error = refused((*BASE, "model=lm_tiny", "model.vocab_size=64", typed))
     assert sorted(p.key for p in error.problems) == [f"model.lora.{key}" for key in keys]

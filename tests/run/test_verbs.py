@@ -204,9 +204,9 @@ def test_strategies_are_merged_in_the_form_asked_for(trained: Path, tmp_path: Pa
 
 
 def test_two_transforms_and_two_exports_each_write_a_place_of_their_own(tmp_path: Path) -> None:
-    """The second of each used to overwrite the output of the first, even with a path of its own.
+    """The second transform and export used to overwrite the output of the first, even with their own path.
 
-    A step that reads such an output takes the last one that was written before it.
+    A step that reads such an output reads the last one that was written before it.
     """
     asked = compose([*TINY, f"run_dir={tmp_path}/run", "train.steps=1", *shape(pp=2, shard=2)]).job
     steps = {

@@ -1,4 +1,4 @@
-"""Whole runs that a metric steers: they stop early, and keep the checkpoint that is best."""
+"""Complete runs that a metric steers: they stop early, and keep the best checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.checkpoint.read import open_checkpoint, read_rank
 from tests.run.launching import TINY, checkpoints, metrics, run, say, shape, status, steps
 
 RISES = ("schedule=constant", "optim.lr=0.03", "train.eval_every=2", "train.precision=fp64")
-"""The loss of what is held out falls, then rises: the tokens are random."""
+"""The held-out loss falls, then rises, because the tokens are random."""
 STOP = "train.early_stop={patience: 2}"
 BEST = ("checkpoint.best=val_loss", "checkpoint.keep=1")
 
@@ -86,7 +86,7 @@ def test_the_last_step_is_validated_too_and_the_best_is_named_where_a_checkpoint
     assert [*found] == [2, 4, 6, 8, 9]
     assert checkpoints(done) == sorted({f"step-{lowest(done):06d}", "step-000009"})
 
-    # what follows load is of that checkpoint, and loses no row of the steps after it
+    # steps after load use that checkpoint, and no row of the later steps is lost
     last = metrics(done)[-1]
     assert (last["step"], last["val_loss"]) == (lowest(done), pytest.approx(found[lowest(done)], rel=1e-12))
     assert steps(done) == list(range(1, 10))

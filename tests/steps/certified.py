@@ -1,4 +1,4 @@
-"""Certificates of small jobs, and the layouts that they are made of."""
+"""Certificates of small jobs, and the layouts that they certify."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RISING: dict[str, Any] = {"name": "cosine", "warmup_steps": 20}
 
 
 def of(net: str, **changes: Any) -> dict[str, Any]:
-    """The model ``tests.steps.nets.<net>`` and data for it."""
+    """Return the settings of the model ``tests.steps.nets.<net>`` and of data for it."""
     arguments = {k.removeprefix("net_"): v for k, v in changes.items() if k.startswith("net_")}
     return {
         "model": {"_target_": f"tests.steps.nets.{net}", **arguments}, "data": {"_target_": "tests.steps.nets.Draws"},
@@ -37,7 +37,7 @@ def of(net: str, **changes: Any) -> dict[str, Any]:
 
 
 def certificate(parallel: dict[str, Any], step: Certify | None = None, **changes: Any) -> Certificate:
-    """Of a small job, on real ranks."""
+    """Return the certificate of a small job on real ranks."""
     asked = job(parallel=parallel, **{"schedule": RISING, **changes})
     copy = reduced(asked, step or Certify(), plan_job(asked).sizes)
     plan = plan_job(copy.job)

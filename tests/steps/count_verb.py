@@ -1,4 +1,4 @@
-"""``count``: how many numbers a model has, on its ranks or in a checkpoint. A verb that the launcher does not know."""
+"""``count``: how many numbers a model has, on its ranks or in a checkpoint. The launcher does not know this verb."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models, an optimizer and data that a certificate must not take for wrong, or must see something wrong in."""
+"""Models, an optimizer and data that are correct but unusual, or that have a fault which a certificate must find."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLASSES, WIDTH = 6, 8
 
 
 class Draws(Source):
-    """Floats and classes; ``ignored``: every target whose index it divides is not counted."""
+    """Floats and classes. Targets whose index is divisible by ``ignored`` do not count."""
 
     def __init__(self, split: str, samples: int = 40, ignored: int = 0) -> None:
         self.samples, self.ignored = samples, ignored
@@ -52,7 +52,7 @@ class Net(nn.Module):
 
 
 class Follower(nn.Module):
-    """Adds a moving average of what it has seen, where ``used``; else that goes on in evaluation."""
+    """Adds a moving average of its inputs if ``used``; otherwise it updates the average even in evaluation."""
 
     def __init__(self, used: bool) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Normed(Net):
 
 
 class NotTracked(Net):
-    """Normalizes by each micro batch, and remembers nothing."""
+    """Normalizes by each micro batch, and tracks no statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ CALLS = 0
 
 
 class Counted(Net):
-    """Counts its calls outside of itself, whatever the mode, and scales by them."""
+    """Counts its calls outside of itself in every mode, and scales by the count."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Counted(Net):
 
 
 class Drawn(Net):
-    """A random projection that no checkpoint keeps."""
+    """Multiplies by a random matrix that no checkpoint keeps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,14 +140,14 @@ class Frozen(Net):
 
 
 class Looking(Net):
-    """Goes another way on other data."""
+    """Computes something else depending on the data."""
 
     def middle(self, x: Tensor) -> Tensor:
         return torch.stack([-t if t.sum() > 0 else t * 2 for t in x])
 
 
 class Picky(Net):
-    """Refuses samples whose positions are all the same."""
+    """Raises for samples whose positions are all equal."""
 
     def middle(self, x: Tensor) -> Tensor:
         if x.device.type != "meta" and torch.equal(x[:, 0], x[:, 1]):
@@ -156,14 +156,14 @@ class Picky(Net):
 
 
 class Loud(Net):
-    """Its gradients pass the largest number of fp16 at most loss scales."""
+    """Its gradients exceed the largest number of fp16 at most loss scales."""
 
     def middle(self, x: Tensor) -> Tensor:
         return x + (x * 3e4 - (x * 3e4).detach())
 
 
 class Uncopied(Net):
-    """Cannot be copied: it keeps a tensor that it has worked out."""
+    """Cannot be copied, because it keeps a tensor that it has computed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class Uncopied(Net):
 
 
 class Experts(nn.Module):
-    """Every position goes to the expert that its first number points at."""
+    """Sends every position to the expert that its first number selects."""
 
     def __init__(self, count: int = 4) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Routed(nn.Module):
 
 
 class Autocast(Net):
-    """A part of it is worked out in bf16; ``low`` is what a layout may lose."""
+    """Computes a part in bf16; ``low`` is an attribute that a layout may lose."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,14 +215,14 @@ class Autocast(Net):
 
 
 class DropsAttention(Net):
-    """Dropout within attention, which no module draws."""
+    """Its dropout is inside attention, so no dropout module draws the random numbers."""
 
     def middle(self, x: Tensor) -> Tensor:
         return functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5 if self.training else 0.0)
 
 
 class DropsAttentionInside(Net):
-    """The same in a module of its own."""
+    """Does the same in a module of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ class Attend(nn.Module):
 
 
 class NoisyAlways(nn.Module):
-    """Dropout that nobody can turn off, noise, and a generator of its own; in evaluation too."""
+    """Has dropout that cannot be turned off, noise, and its own generator, also in evaluation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ class DrawsElsewhere(NoisyAlways):
 
 
 class KeepsAsleep(Net):
-    """The whole model's train() keeps a norm in evaluation mode, and a dropout awake in it."""
+    """Its train() keeps a norm in evaluation mode and a noise module in training mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -286,7 +286,7 @@ class KeepsAsleep(Net):
 
 
 class Noisy(nn.Module):
-    """Adds a tenth while it trains."""
+    """Adds a tenth in training mode."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * 1.1 if self.training else x
@@ -299,7 +299,7 @@ class HandedOutAsleep(Normed):
 
 
 class Factored(Net):
-    """A layer that is taken from a singular value decomposition, as PiSSA does."""
+    """A layer that is initialized from a singular value decomposition, as in PiSSA."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -334,7 +334,7 @@ class Tied(Net):
 
 
 class Lion(torch.optim.Optimizer):
-    """An optimizer of the user's own."""
+    """An optimizer in a user's own code."""
 
     def __init__(self, params: Any, lr: float = 1e-2, beta: float = 0.9) -> None:
         super().__init__(params, {"lr": lr, "beta": beta})

@@ -1,4 +1,4 @@
-"""Modules whose next forward depends on Python's streams, and on what they say in ``get_extra_state``."""
+"""Modules whose next forward depends on Python's random streams and on ``get_extra_state``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class Keeps(nn.Module):
-    """Its state is of every kind that a checkpoint can hold."""
+    """Its state has a value of every kind that a checkpoint can hold."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Net(nn.Module):
 
 
 class Odd(Net):
-    """It says what no checkpoint can hold."""
+    """Returns a state that no checkpoint can hold."""
 
     def get_extra_state(self) -> Any:
         return {"then": random.Random(1)}

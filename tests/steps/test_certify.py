@@ -1,4 +1,4 @@
-"""The certificate holds for what is right, and names what is wrong."""
+"""The certificate holds for correct training, and names what is wrong in faulty training."""
 
 from __future__ import annotations
 
@@ -103,8 +103,9 @@ def test_adapters_beside_frozen_weights_are_certified_where_a_stage_has_none(
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32"])
 def test_gradients_that_are_nothing_but_roundings_are_no_error(precision: str) -> None:
-    """Attention to positions that are all alike: what queries ask changes nothing, and each order of sums adds up to
-    a nothing of its own.
+    """All positions are equal, so queries do not change the attention.
+
+    Their gradients are rounding errors, which differ by the order of sums.
     """
     lora = {"rank": 2, "alpha": 4, "modules": "layers.*.attn.q"}
     layout = {"pipeline": {"stages": 2, "micro_batch_num": 4}}
@@ -215,7 +216,7 @@ def test_the_step_writes_a_certificate_with_all_that_is_needed_to_make_it_again(
 
 
 def test_an_import_is_certified_without_its_weights_and_its_tokenizer(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)  # where there are neither
+    monkeypatch.chdir(tmp_path)  # the weights and the tokenizer are not here
     sizes = (f"model.{key}={n}" for key, n in llama.SIZES.items())
     words = ("recipe=smollm2_pp2_tp2", "steps=[certify]", "data.vocab_size=270", "data.seq_len=16", *sizes)
     assert main([*words, "run_dir=run"]) == 0, capfd.readouterr().err
@@ -251,7 +252,7 @@ def test_targets_with_holes_are_certified() -> None:
 
 
 def test_a_certificate_says_where_an_error_is_relative_to_roundings_of_the_norm():
-    """A gradient of which nothing but roundings is left; one that is no less than these is judged by itself."""
+    """An error is relative to the rounding of the norm if the gradient is smaller than that, else to the gradient."""
     want = torch.tensor([1e-9, -2e-9], dtype=torch.float64)
     found = [_far(4, "gradient", "b", want * 2, want=want, rounding=floor) for floor in (1e-3, 1e-10, 0.0)]
     assert [(f.error, f.relative_to) for f in found] == [(pytest.approx(2e-6), 1e-3), (1.0, 0.0), (1.0, 0.0)]
@@ -273,7 +274,7 @@ ROUNDED = Finding(1, "gradient", "b", 3e-14, relative_to=2.2e-4)
     ids=["none", "one of 0", "one", "two"],
 )
 def test_the_verdict_says_which_error_is_not_relative_to_a_tensors_own_numbers(rounded, told):
-    """The largest error is that of the others, also in the second precision."""
+    """The largest error is that of the other comparisons, also in the second precision."""
     c = Certificate((OWN, *(replace(ROUNDED, error=e) for e in rounded)), 1e-12, "fp64")
     parameters = 2 if rounded else 1
     line = f"{parameters} parameters, {len(rounded) + 1} comparisons, largest error 2.0e-15, allowed 1e-12{told}"

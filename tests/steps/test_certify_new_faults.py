@@ -1,4 +1,4 @@
-"""A certificate says no to what once passed it, and to twelve faults that nobody had made yet."""
+"""A certificate refuses faults that once passed it, and twelve faults that nobody had made yet."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ IGNORING: dict[str, Any] = {
 MOMENTUM: dict[str, Any] = {"optim": {"name": "sgd", "momentum": 0.9, "lr": 0.1}}
 
 
-# what once passed
+# faults that once passed
 
 
 def draws_of_its_own(patch: Patch) -> None:
-    """Each rank drops what it likes, as in training."""
+    """Each rank draws its own dropout, as in training."""
     patch.setattr(certify, "_draw_alike", lambda live, drawing: None)
 
 
 def replayed_by_strides(patch: Patch) -> None:
-    """A view is taken where the recording says, wherever the numbers are; and no plan looks."""
+    """Views are replayed with the recorded strides, whatever the layout of the tensor is; builds are not compared."""
     patch.setattr(replay, "_laid_out", lambda t, recorded: t)
     patch.setattr(compare_builds, "differing", lambda *_: "")
 
 
 def never_in_training(patch: Patch) -> None:
-    """Nobody calls train(): modules stay in the mode that their maker left."""
+    """train() is not called, so modules stay in the mode of their constructor."""
     patch.setattr(constructor, "in_training", lambda build: build())
 
     @classmethod  # type: ignore[misc]
@@ -61,7 +61,7 @@ def never_in_training(patch: Patch) -> None:
 
 
 def statistics_of_one_rank(patch: Patch) -> None:
-    """A buffer that each rank makes of its own samples, and that the forward reads, is let through."""
+    """The planner accepts a forward that changes and reads a buffer with rank-local data."""
     patch.setattr(model_effects, "_changed", lambda *_: None)
 
 
@@ -77,7 +77,7 @@ def exported_as_another(patch: Patch) -> None:
 
 
 def reference_untied(patch: Patch) -> None:
-    """On some devices module.to() makes two tensors of one."""
+    """module.to() makes two tensors of one, as it does on some devices."""
     real = reference.put
 
     def wrong(model: nn.Module, *more: Any) -> nn.Module:
@@ -88,7 +88,7 @@ def reference_untied(patch: Patch) -> None:
     patch.setattr(reference, "put", wrong)
 
 
-# what nobody had made yet
+# faults that nobody had made yet
 
 
 def not_clipped(patch: Patch) -> None:
@@ -99,7 +99,7 @@ def not_clipped(patch: Patch) -> None:
 
 
 def states_swapped(patch: Patch) -> None:
-    """Two tensors of one shape get each other's momentum at a load."""
+    """A load exchanges the momentum of two tensors of one shape."""
     real = state.load
 
     def wrong(s: Any, *args: Any, **more: Any) -> Any:
@@ -150,7 +150,7 @@ def asleep_after_a_validation(patch: Patch) -> None:
 
 
 def gradients_kept(patch: Patch) -> None:
-    """Nobody clears gradients between two steps."""
+    """Gradients are not cleared between two steps."""
     real = loop.step
 
     def wrong(s: Any, *args: Any, **more: Any) -> Any:
@@ -181,7 +181,7 @@ def sent_in_fewer_bits(patch: Patch) -> None:
 
 
 def mean_of_means(patch: Patch) -> None:
-    """Each rank divides by the targets of its own batch."""
+    """Each rank divides by the number of targets in its own batch."""
 
     def wrong(self: Any, targets: Any) -> None:
         self._total = torch.zeros((), dtype=torch.float64) if targets is None else self._loss.count(targets) * 2
@@ -190,7 +190,7 @@ def mean_of_means(patch: Patch) -> None:
 
 
 def cut_from_its_past(patch: Patch) -> None:
-    """What goes from one stage to the next takes no gradient back."""
+    """The tensors that one stage sends to the next carry no gradient back."""
     patch.setattr(stages, "boundary", lambda t, trains: t.detach().clone().requires_grad_(trains))
 
 
@@ -204,13 +204,13 @@ def bias_not_trained(patch: Patch) -> None:
 
 
 def shards_of_the_next_rank(patch: Patch) -> None:
-    """Each rank fills its shard with the numbers one row further down."""
+    """Each rank fills its shard with numbers from a neighboring row of the full tensor."""
     real = fill.cut
     patch.setattr(fill, "cut", lambda whole, box: real(whole.roll(1, 0) if whole.dim() == 2 else whole, box))
 
 
 def rows_reversed(patch: Patch) -> None:
-    """Targets do not belong to the samples that they are beside."""
+    """Targets are in the reverse order of their samples."""
     real = batches.Feed.batch
 
     def wrong(self: Any, step: int) -> Any:
@@ -221,7 +221,7 @@ def rows_reversed(patch: Patch) -> None:
 
 
 def rounded_at_a_save(patch: Patch) -> None:
-    """A checkpoint keeps fewer bits than the run has."""
+    """A loaded checkpoint has fewer bits than the run that saved it."""
     real = state.load
 
     def wrong(s: Any, *args: Any, **more: Any) -> Any:
@@ -305,9 +305,9 @@ NEW: dict[str, Fault] = {
 
 
 def judged(patch: Patch, fault: Fault) -> None:
-    """It holds without the fault, and names what is off with it."""
+    """Check that the certificate holds without the fault, and names the difference with it."""
     break_it, parallel, changes, said = fault
-    if break_it is not statistics_of_one_rank:  # which is refused
+    if break_it is not statistics_of_one_rank:  # the planner refuses it
         fine = certificate(parallel, **changes)
         assert fine.holds, fine.verdict()
     break_it(patch)

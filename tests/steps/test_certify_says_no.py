@@ -1,4 +1,4 @@
-"""A certificate says no: to bugs that other trainers shipped, and to those that this project had."""
+"""A certificate refuses bugs that other trainers shipped, and bugs that this project had."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def ranks_swapped(patch: Patch) -> None:
 
 
 def made(name: str, change: Any) -> Any:
-    """Something else becomes of one tensor at step 0, in the same way on every rank."""
+    """Return a fault that changes one tensor at step 0 in the same way on every rank."""
 
     def patched(patch: Patch) -> None:
         real = fill.fill
@@ -197,7 +197,7 @@ def autocast_lost(patch: Patch) -> None:
 
 
 def gradients_of_idle_experts_mixed(patch: Patch) -> None:
-    """What a rank lacks is not filled in: what it has goes to those that come first."""
+    """Gradients that a rank lacks are not filled in: its other gradients move up to the first tensors."""
     real = parallel_model.ParallelModel.reduce
 
     def wrong(self: Any) -> None:
@@ -237,7 +237,7 @@ def rates_of_groups_lost(patch: Patch) -> None:
 
 
 def of_another_rank(patch: Patch) -> None:
-    """The last data-parallel rank's statistics are kept, after what it has seen itself."""
+    """Statistics are not shared, so those of the last data-parallel rank are kept."""
     patch.setattr(parallel_model.Statistics, "broadcast", lambda self: None)
 
 
@@ -280,7 +280,7 @@ def average_a_step_late(patch: Patch) -> None:
 
 
 def average_of_gathered_weights_lost(patch: Patch) -> None:
-    """A swap that the gathered weights of a step before do not hear of."""
+    """The average is swapped in, but weights that were gathered in an earlier step do not change."""
     patch.setattr(averaging.WeightAverage, "_swap", lambda self: None)
 
 

@@ -1,4 +1,4 @@
-"""Law 9 in one layout: whatever moves from step to step is where it was."""
+"""Law 9 in one layout: after a resume, everything that changes from step to step is as it was."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOVES = ("step", "loss", "lr", "grad_norm", "loss_scale")
 
 
 def left(s: Session) -> dict[str, Any]:
-    """The weights and all that a rank has beside them."""
+    """Return the weights and everything else that a rank keeps."""
     return {**{n: t.clone() for n, t in state.tensors(s, state.states(s)).items()}, "streams": torch.get_rng_state(),
             "scaling": (s.scaling.factor, s.scaling.good) if s.scaling.dynamic else None}  # fmt: skip
 
@@ -35,11 +35,14 @@ def same(a: Any, b: Any) -> bool:
 
 
 def stopped_and_not(world: World, j: Job, plan: Plan, folder: Path) -> tuple[list[str], list[Any], list[Any]]:
-    """What differs after four steps when they went on from a checkpoint after two; and the rows of both."""
+    """Compare a run of four steps with one that resumes after two.
+
+    Returns what differs at the end, and the rows of both.
+    """
     rows: list[list[Any]] = [[], []]
     straight = build_session.build(replace(world, send=rows[0].append), j, plan, folder, drawn=DRAWN)
     if straight.scaling.dynamic:
-        straight.scaling.factor, straight.scaling.good = 1024.0, 1997  # doubled after 2000, which is step 3
+        straight.scaling.factor, straight.scaling.good = 1024.0, 1997  # the factor doubles after 2000, in step 3
     loop.train(straight, train.loop_settings(straight, j))
     want = left(straight)
     again = build_session.build(replace(world, send=rows[1].append), j, plan, folder, drawn=DRAWN)
@@ -94,7 +97,7 @@ def test_what_modules_say_and_streams_of_python_and_numpy_go_on_bit_for_bit(tmp_
 
 
 def moved(world: World, before: tuple[Job, Plan], after: tuple[Job, Plan], folder: Path) -> list[Any]:
-    """What modules say where it was saved, and in another layout after it was loaded."""
+    """Return the state of modules where it was saved, and in another layout after a load."""
     told = []
     for j, plan in (before, after):
         s = build_session.build(replace(world, send=[].append), j, plan, folder, drawn=DRAWN)

@@ -1,4 +1,4 @@
-"""A run over device matrices goes on from its checkpoints, also with other strategies, and tied weights."""
+"""A run over device matrices resumes from its checkpoints, also with other strategies and tied weights."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def job(*more: str) -> Job:
 def losses(
     world: World, first: tuple[Job, Plan], others: dict[str, tuple[Job, Plan]], folder: Path
 ) -> dict[str, list[Any]]:
-    """Of steps 3 and 4: straight on, and gone on from the checkpoint of step 2."""
+    """Return steps 3 and 4 of a run without a stop, and of runs that resume from the checkpoint of step 2."""
     rows: list[Any] = []
     straight = build_session.build(replace(world, send=rows.append), *first, folder, drawn=DRAWN)
     loop.train(straight, train.loop_settings(straight, first[0]))

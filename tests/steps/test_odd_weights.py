@@ -1,4 +1,4 @@
-"""Ranks with nothing to train, and weights of every shape and dtype: trained, saved, loaded, certified."""
+"""Ranks with nothing to train, and weights of every shape and dtype, are trained, saved, loaded and certified."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Lived = tuple[list[Piece], list[Piece], bool]
 def lived(
     world: World, j: Job, plan: Plan, copy: tuple[Copy, Plan], folder: Path
 ) -> tuple[list[Piece], list[Piece], bool]:
-    """The weights after four steps, those after two and, from the checkpoint, two more, and the certificate."""
+    """Return the weights after four steps, those after a resume at step two, and the certificate."""
     mute = replace(world, send=lambda _: None)
     straight = build_session.build(mute, j, plan, folder, drawn=DRAWN)
     loop.train(straight, train.loop_settings(straight, j))
@@ -79,7 +79,10 @@ def test_it_goes_on_in_any_layout_and_its_certificate_holds(cell, tmp_path):
     straight, again = (whole(plan, [p for r in ranks for p in r[at]]) for at in (0, 1))
     assert {n for n, t in straight.items() if not torch.equal(t, again[n])} == set()
     assert all(holds for *_, holds in ranks)
-    if settings["name"] in ("Teacher", "Counting"):  # there other samples make up the micro batch that sees a change
+    if settings["name"] in (
+        "Teacher",
+        "Counting",
+    ):  # in another layout, other samples are in the micro batch that sees a change
         return
     (elsewhere,) = on_ranks(1, gone_on, alone, one, tmp_path)
     off = {n: error(straight[n], t) for n, t in whole(one, elsewhere).items() if t.dtype == torch.float64}

@@ -1,4 +1,4 @@
-"""``predict`` writes what plain torch in one process makes of the same samples, in their order, in every layout."""
+"""``predict`` writes what plain torch computes in one process for the same samples, in order, in every layout."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_outputs_are_those_of_one_process(layout: str, tmp_path: Path) -> None:
 
 
 def test_parts_are_joined_in_the_order_of_the_samples(tmp_path: Path) -> None:
-    parts = SampleParts(samples=11, parts=3, size=2)  # batches of 6: the second has 5, of the last part 1
+    parts = SampleParts(samples=11, parts=3, size=2)  # batches of 6: the second has 5 samples, and its last part has 1
     rows = torch.arange(11, dtype=torch.bfloat16).unsqueeze(1)
     folder = tmp_path / "parts"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""The table of verbs and the files of ``launcher.steps`` say the same, and a verb from outside is one like ours."""
+"""The table of verbs agrees with the files of ``launcher.steps``, and a verb from outside works like ours."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_what_refuses_a_step_is_known_without_torch() -> None:
 
 
 def job(folder: Path, *, layout: dict[str, int], **counts: Count) -> Job:
-    """Trains, saves and counts."""
+    """A job that trains, saves and counts."""
     asked = compose([*TINY, f"run_dir={folder}", "train.steps=1", *shape(**layout)]).job
     return asked.model_copy(update={"steps": asked.steps | counts})
 
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a row for the verb ``count``."""
+    """Add a row for the verb ``count``."""
     monkeypatch.setitem(VERBS, "count", count_verb.ROW)  # type: ignore[arg-type]
 
 

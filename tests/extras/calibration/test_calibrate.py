@@ -1,4 +1,4 @@
-"""``calibrate`` on real ranks: its file is a cluster to plan with, and nothing is written of a noisy machine."""
+"""``calibrate`` on real ranks: it writes a cluster to plan with, and writes nothing on a noisy machine."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_the_file_that_it_writes_is_a_cluster_that_plans_predict_with(
     use = f"--config-dir {tmp_path}/mine cluster=bench"
     assert re.search(rf"calibrate: {to}: 5 rounds, median spread \d+%, .* to use it: {use}\n", out)
 
-    # every number says how it came about
+    # every number has a comment on its origin
     lines = [line for line in to.read_text().splitlines() if re.match(r" *[a-z_0-9]+: [0-9]", line)]
     assert [line for line in lines if "  # " not in line] == []
     assert sum("; spread" in line for line in lines) == 10
 
-    # a plan goes by it
+    # a plan uses it
     job = compose([*TINY, "train.steps=1", "cluster=bench"], config_dir=tmp_path / "mine").job
     assert job.cluster.name == "bench"
     step = plan_job(job).estimate.step

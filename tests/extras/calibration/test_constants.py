@@ -1,4 +1,4 @@
-"""Seconds made from known numbers give those numbers back; what differs too much is refused, in words."""
+"""Seconds made from known constants give these constants back; measurements that differ too much are refused."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def machine(cores: int | None) -> MeasuredMachine:
 
 
 def one_round(at: MeasuredMachine, slow: float = 1.0) -> Round:
-    """What would be timed of a cluster of the numbers above, on a machine that is ``slow``."""
+    """Return the times of one round on a cluster with the numbers above; the machine is ``slow`` times slower."""
     told = cluster(TRUE, at)
     fast = speeds_of(told, "fp32", 4)
     assert fast is not None
@@ -129,7 +129,7 @@ def trained(at: MeasuredMachine) -> dict[Timed, float]:
 
 
 def shared(at: MeasuredMachine) -> dict[str, float]:
-    """Cores that compute send: nothing of it is hidden. One alone is faster."""
+    """Return the constants of cores that both compute and send: nothing is hidden, and one core alone is faster."""
     hidden = ("overheads.exposed", "overheads.exposed_sums", "overheads.exposed_tp")
     return dict.fromkeys(hidden, 1.0) | {"kernels.alone": 1.5} if at.cores else {}
 
@@ -137,7 +137,7 @@ def shared(at: MeasuredMachine) -> dict[str, float]:
 PEAK = {
     "tflops.fp32": 0.08, "efficiency": 1.0, "memory_gb_per_s": 16.0, "kernels.attention": 0.25,
 }  # fmt: skip
-"""What is measured of them: nothing is faster than the fastest product, and the copy."""
+"""The measured values: nothing is faster than the fastest product and the copy."""
 
 
 @pytest.mark.parametrize("cores", [None, 2])
@@ -150,7 +150,7 @@ def test_known_numbers_come_back(cores: int | None) -> None:
 
 
 def test_products_whose_short_sides_explain_all_of_their_seconds() -> None:
-    """As on a small device: nothing is left that would be an efficiency below that of the fastest product."""
+    """As on a small device, short sides explain the seconds, so the efficiency is that of the fastest product."""
     at = machine(None)
     timed = one_round(at)
     for what in (w for w in timed if isinstance(w, TimedProduct) and w.precision == "fp32"):
@@ -170,13 +170,13 @@ def test_one_node_has_no_network_of_its_own() -> None:
 
 
 def test_constants_are_fitted_to_the_middle_batch_and_spreads_are_those_of_batches() -> None:
-    """Here a batch is a round; their peaks are 80, 40, 20 and twice 80/3 GFLOP a second."""
+    """Here a batch is a round; the peaks are 80, 40, 20 and twice 80/3 GFLOP per second."""
     at = machine(2)
     found = {c.key: c for c in constants([one_round(at, slow) for slow in (1, 2, 3, 3, 4)], at)}
     assert found["tflops.fp32"].value == pytest.approx(0.08 / 3, rel=1e-3)
     low, high = (0.08 / 4 + 0.08 / 3) / 2, (0.08 + 0.08 / 2) / 2
     assert found["tflops.fp32"].spread == pytest.approx((high - low) / (0.08 / 3), rel=1e-2)
-    assert found["efficiency"].spread == pytest.approx(0, abs=1e-6)  # a slow machine is slow in all of them
+    assert found["efficiency"].spread == pytest.approx(0, abs=1e-6)  # a slow machine slows all products alike
 
 
 def test_rounds_that_differ_are_refused_by_name() -> None:
@@ -189,7 +189,7 @@ def test_rounds_that_differ_are_refused_by_name() -> None:
 
 
 def test_others_that_have_the_cores_are_told() -> None:
-    """They slow down all rounds alike: no spread shows them."""
+    """Other processes slow all rounds alike, so no spread shows them."""
     assert taken([{Taken(): 0.5}, {Taken(): 0.4}, {Taken(): 0.9}]) == 0.5
     assert refusal((), 0.5, 0.3) == (
         "calibrate: the machine is too busy, nothing is written: other processes used the cores 50% of the time; "
@@ -198,7 +198,7 @@ def test_others_that_have_the_cores_are_told() -> None:
 
 
 def test_more_rounds_are_judged_in_as_many_batches() -> None:
-    """Every third round is slow, and so a third of each batch: they tell the mean, of 1, 1 and 3 times."""
+    """Every third round takes 3 times as long, so a third of each batch does, and each batch has the same mean."""
     at = machine(2)
     rounds = [one_round(at, 3.0 if n % 3 == 2 else 1.0) for n in range(30)]
     found = {c.key: c for c in constants(rounds, at)}
@@ -207,7 +207,7 @@ def test_more_rounds_are_judged_in_as_many_batches() -> None:
 
 
 def test_what_does_not_matter_may_differ() -> None:
-    """Between 0.8 and 1 us of launching are 20 % of a launch, and 0.2 of the microsecond that matters."""
+    """Launches take 0.1 to 0.3 us; their spread is relative to 1 us, because less does not matter."""
     at = machine(2)
     rounds = [one_round(at) | {Moved("tiny", TINY): 60 * us * 1e-6} for us in (0.1, 0.1, 0.2, 0.3, 0.3)]
     launch = next(c for c in constants(rounds, at) if c.key == "kernels.launch_us")

@@ -1,4 +1,4 @@
-"""Steps made from known constants lead back to them, not far beyond what they tell, and to a file that says so."""
+"""Steps made from known constants give these constants back, never far beyond the data, and a file that says so."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def work(layout: str) -> StepWork:
 
 
 def measured(truth: Mapping[str, float], *layouts: str, cluster: Cluster = HERE) -> list[MeasuredStep]:
-    """What steps would take if these were the constants."""
+    """Return what the steps would take with these constants."""
     steps = [MeasuredStep(work(name), cluster, "fp32", 2, 1.0) for name in layouts]
     return [MeasuredStep(s.work, cluster, "fp32", 2, s.on(changed(cluster, truth))) for s in steps]
 
@@ -77,7 +77,7 @@ def test_constants_that_made_the_seconds_are_found_as_far_as_these_tell(
 
 
 def test_a_constant_that_no_step_hangs_on_stays() -> None:
-    """One rank sends nothing, and has no pipeline."""
+    """One rank sends nothing and has no pipeline."""
     found = refit(measured({"efficiency": 0.5}, "alone"))
     assert found.fitted.keys() <= {"efficiency", "memory_gb_per_s", "kernels.launch_us", "overheads.step_ms"}
     assert found.cluster.links == HERE.links
@@ -103,11 +103,11 @@ def test_no_more_than_a_few_are_fitted() -> None:
 
 
 def test_few_measurements_cannot_send_constants_far() -> None:
-    """A layout that takes ten times as long, and one among others that are as predicted."""
+    """One layout takes ten times as long: alone, and beside others that take the predicted time."""
     (alone,) = measured({}, "replicas")
     slow = MeasuredStep(alone.work, HERE, "fp32", 2, 10 * alone.seconds)
     for old, new in refit([slow]).fitted.values():
-        assert abs(log(new / old)) <= log(FAR) + 0.005  # of three digits
+        assert abs(log(new / old)) <= log(FAR) + 0.005  # constants have three digits
     beside = measured({}, "tp", "stages", "shards")
     for old, new in refit([slow, *beside]).fitted.values():
         assert abs(log(new / old)) < log(1.05)

@@ -1,4 +1,7 @@
-"""The cheapest chain of collectives over one axis of a common mesh at a time, found by trying all of them."""
+"""The cheapest chain of collectives, found by trying all chains.
+
+Each collective is over one axis of a common mesh.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ State = tuple[tuple[tuple[int, ...], ...], frozenset[int]]
 def cheapest_chain(
     src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], itemsize: int, latency: int
 ) -> int | None:
-    """Its cost; none where there is no common mesh."""
+    """Return the cost of the cheapest chain, or ``None`` if there is no common mesh."""
     pair = on_common_mesh(src, dst)
     if pair is None:
         return None
@@ -38,11 +41,14 @@ def cheapest_chain(
             if all(n % k == 0 for n, k in zip(shape, ways, strict=True)):
                 more = math.ceil(share * local) * itemsize + (latency if share else 0)
                 heapq.heappush(heap, (cost + more, next(tick), after))
-    return None  # all ways lead over layouts that do not divide
+    return None  # every chain has a layout that does not divide the shape
 
 
 def moves(state: State, sizes: tuple[int, ...]) -> Iterator[tuple[Fraction | int, State]]:
-    """(received, as a share of what a rank has; the state after it): slices receive nothing."""
+    """Yield (elements received, as a share of a rank's part; the state after it).
+
+    Slicing receives nothing.
+    """
     dims, partial = state
     used = {a for axes in dims for a in axes} | partial
 

@@ -1,4 +1,4 @@
-"""Layouts that nobody thought of: any device matrix, any dim cut by any axes in any order."""
+"""Random layouts: any device matrix, any dim split by any axes in any order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launcher.extras.device_matrix.layout import TensorLayout
 
 
 def factored(n: int, rng: random.Random) -> tuple[int, ...]:
-    """An ordered factoring of ``n``, sometimes with an axis of one."""
+    """Return an ordered factorization of ``n``, sometimes with an axis of size one."""
     out: list[int] = []
     while n > 1:
         factor = rng.choice([f for f in range(2, n + 1) if n % f == 0])
@@ -21,7 +21,7 @@ def factored(n: int, rng: random.Random) -> tuple[int, ...]:
 
 
 def drawn(ranks: int, dims: int, rng: random.Random, partial: bool = False) -> TensorLayout:
-    """Over a matrix of its own; ``partial``: perhaps terms of a sum."""
+    """Draw a layout over a matrix of its own; with ``partial`` it may be terms of a sum."""
     matrix = factored(ranks, rng)
     axes = list(range(len(matrix)))
     rng.shuffle(axes)
@@ -37,6 +37,6 @@ def drawn(ranks: int, dims: int, rng: random.Random, partial: bool = False) -> T
 
 
 def drawn_shape(layouts: list[TensorLayout], rng: random.Random) -> tuple[int, ...]:
-    """Of a small tensor that all of them cut evenly; not always by more than they must."""
+    """Draw the shape of a small tensor that all layouts split evenly, sometimes as small as possible."""
     slices = zip(*(layout.slices for layout in layouts), strict=True)
     return tuple(math.lcm(*ways) * rng.choice([1, 1, 2, 3]) for ways in slices)

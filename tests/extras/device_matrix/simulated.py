@@ -1,6 +1,6 @@
-"""All ranks of a stage in one process: what each step of a redistribution does to a list of parts, by definition.
+"""All ranks of a stage in one process: each step of a redistribution changes a list of parts, by definition.
 
-Collectives are worked out from whole tensors of groups; nothing of what ranks run is used.
+Collectives are computed from the full tensors of groups, without the code that ranks run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Parts = list[np.ndarray]
 
 
 def region(layout: TensorLayout, shape: tuple[int, ...], rank: int) -> tuple[slice, ...]:
-    """What a rank has of a tensor, told from the definition of a strided cut: cut again and again, axis by axis."""
+    """Return the slices of a tensor that a rank holds, by the definition of a strided split: axis by axis."""
     at = np.unravel_index(rank, layout.matrix) if layout.matrix else ()
     out = []
     for n, axes in zip(shape, layout.dims, strict=True):
@@ -30,7 +30,7 @@ def region(layout: TensorLayout, shape: tuple[int, ...], rank: int) -> tuple[sli
 
 
 def parts_of(whole: np.ndarray, layout: TensorLayout, seed: int = 0) -> Parts:
-    """On each rank its part; of terms of a sum whole numbers that add up to it."""
+    """Return the part of each rank; terms of a sum are integers that add up to ``whole``."""
     rng = np.random.default_rng(seed)
     ways = [layout.matrix[a] for a in layout.partial]
     terms = [rng.integers(-9, 9, whole.shape).astype(whole.dtype) for _ in range(math.prod(ways) - 1)]
@@ -50,7 +50,7 @@ def carried_out(plan: Redistribution, parts: Parts) -> Parts:
 
 
 def received_in(step: Step) -> list[int]:
-    """Elements that each rank receives in an exchange."""
+    """Return the number of elements that each rank receives in an exchange."""
     out = [0] * step.before.ranks
     for row in step.rows:
         for piece in step.exchange.pieces:
@@ -68,7 +68,7 @@ def _slice(step: Step, parts: Parts) -> Parts:
 
 
 def _members(step: Step, rank: int) -> list[int]:
-    """Ranks that differ on the axes of a step only, in the order of those axes."""
+    """Return the ranks that differ only on the axes of a step, in the order of those axes."""
     matrix = step.before.matrix
     at = [int(place) for place in np.unravel_index(rank, matrix)]
     found = []
@@ -97,7 +97,7 @@ def _reduce_scatter(step: Step, parts: Parts) -> Parts:
 
 
 def _all_to_all(step: Step, parts: Parts) -> Parts:
-    """Whole over the group, then cut anew: that all of the pieces come from where they are is what it means."""
+    """Gather the full tensor over the group, and split it again on the other dim."""
     out = []
     for rank, joined in enumerate(_all_gather(step, parts)):
         at = np.unravel_index(rank, step.before.matrix)

@@ -1,4 +1,4 @@
-"""Strategies over device matrices go through a file and come back as they were."""
+"""Strategies over device matrices are written to a file and read back unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZES = st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=3).map(tuple)
 
 @st.composite
 def cuts(draw: st.DrawFn, matrix: tuple[int, ...], places: str) -> dict[str, tuple[int, ...]]:
-    """Each axis for one of the places at most, in any order."""
+    """Draw for each axis at most one of the places, in any order."""
     axes = draw(st.permutations(range(len(matrix))))
     homes = [draw(st.sampled_from([*places, ""])) for _ in axes]
     return {place: tuple(a for a, home in zip(axes, homes, strict=True) if home == place) for place in places}

@@ -1,4 +1,4 @@
-"""What is wrong with a strategy over a device matrix is told with key, value and the nearest that fits."""
+"""A problem in a strategy over a device matrix is reported with key, value and the nearest valid value."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ NET = (
     "model=mlp", "data=mnist5k", "optim=sgd", "schedule=constant", "steps=[train]", "launch.nproc=8",
     "train.batch_size=32", "train.precision=fp64", "parallel.hsdp=null",
 )  # fmt: skip
-"""flatten, layer1 (784 to 512), relu1, layer2 (512 to 512), relu2, layer3 (512 to 10)."""
+"""The modules are flatten, layer1 (784 to 512), relu1, layer2 (512 to 512), relu2, layer3 (512 to 10)."""
 
 OPS = "parallel.operators"
 SET = "parallel.dataset_strategy"
 X = f"{OPS}.layer2={{matrix:[8],axes:[x],in:[[x,null]]}}"
-"""So that there is a device matrix."""
+"""An override that makes the plan use device matrices."""
 THERE = "these have: flatten, layer1, relu1, layer2, relu2, layer3"
 XY = "matrix:[2,4],axes:[x,y]"
 

@@ -1,4 +1,4 @@
-"""Layouts from strategies: how they are read, what follows where none was written, how parameters rest."""
+"""Layouts from strategies: how they are read, what unwritten ones become, and how parameters are stored."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def written(config: dict[str, Any], ranks: int = RANKS) -> tuple[Written, ...]:
 
 
 def up(value: dict[str, Any]) -> tuple[TensorLayout, ...]:
-    """How the first product takes its input, its weight and its bias."""
+    """Return the layouts of the input, the weight and the bias of the first product."""
     (one,) = written({"up": value})
     rule = RULES[0]
     assert rule is not None

@@ -1,4 +1,4 @@
-"""A redistribution gives every rank what slicing the whole tensor would, at no more than the cheapest known cost."""
+"""A redistribution gives every rank the slice of the full tensor, at no more than the cheapest known cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.extras.device_matrix.simulated import carried_out, parts_of, received
 
 RANKS = st.sampled_from([2, 4, 6, 8, 12])
 ITEMSIZE = st.sampled_from([1, 4, 1 << 12, 1 << 20])
-"""The last two stand for large tensors, whose bytes outweigh the start of collectives."""
+"""The last two stand for large tensors, whose bytes cost more than the start of collectives."""
 
 
 def pair_of(ranks: int, rng: random.Random, most_dims: int = 3) -> tuple[TensorLayout, TensorLayout, tuple[int, ...]]:
@@ -137,7 +137,7 @@ def test_device_matrices_without_a_common_refinement_take_one_exchange() -> None
 
 
 def test_a_rank_keeps_what_it_has_and_the_others_share_the_sending() -> None:
-    """A transposition of blocks: the rank at (i, j) has block i and wants block j, which only row j has."""
+    """Blocks are transposed: the rank at (i, j) has block i and needs block j, which only row j has."""
     src, dst = TensorLayout((3, 3), ((0,),)), TensorLayout((3, 3), ((1,),))
     (step,) = redistribution(src, dst, (3,)).steps
     pieces = {(p.sender, p.receiver) for p in step.exchange.pieces}
@@ -147,7 +147,7 @@ def test_a_rank_keeps_what_it_has_and_the_others_share_the_sending() -> None:
 
 
 def test_an_exchange_is_among_the_ranks_that_have_something_for_each_other() -> None:
-    """Both cut dim 0 by the outer axis first, and repeat over the inner one."""
+    """Both layouts split dim 0 by the outer axis first, and repeat over the inner one."""
     src, dst = TensorLayout((2, 2, 2, 3), ((0, 1, 2), ())), TensorLayout((2, 2, 2, 3), ((0, 2, 1), ()))
     (step,) = redistribution(src, dst, (8, 1)).steps
     assert step.op == "exchange"
@@ -163,14 +163,14 @@ def test_large_sums_are_shared_among_ranks_that_would_all_do_the_same() -> None:
 
 
 def test_sums_are_scattered_in_the_order_that_leaves_least_to_gather() -> None:
-    """Over both axes of terms at once; what the wanted layout cuts comes first, the rest is joined in one."""
+    """Both axes of terms are summed at once; the axis that the target layout splits comes first."""
     src, dst = TensorLayout((2, 2, 2), ((), ()), (0, 1)), TensorLayout((2, 2, 2), ((0,), ()))
     plan = redistribution(src, dst, (1 << 14, 1 << 14))
     assert (plan.collectives, plan.elements) == (2, (1 << 28) * 3 // 4)
 
 
 def test_hand_written_tensor_parallelism_needs_nothing_but_its_two_sums() -> None:
-    """Linear by columns, then by rows: one all-reduce at the end of the forward, one at the start of the backward."""
+    """A linear layer by columns, then one by rows: one all-reduce ends the forward, and one ends the backward."""
     whole, columns = TensorLayout.replicated(2, 4), TensorLayout((4,), ((), (0,)))
     terms = TensorLayout((4,), ((), ()), (0,))
     assert redistribution(whole, whole, (8, 8)).steps == ()
@@ -191,7 +191,7 @@ def test_tensors_of_one_number_or_none_are_only_summed(shape: tuple[int, ...]) -
 
 
 def test_plans_of_huge_stages_do_not_look_at_pairs_of_ranks() -> None:
-    """16384 ranks have 268 million pairs."""
+    """16,384 ranks have 268 million pairs."""
     shape = (1 << 15, 1 << 15)
     src, dst = TensorLayout((128, 128), ((0, 1), ())), TensorLayout((128, 128), ((1,), (0,)))
     plan = redistribution(src, dst, shape)

@@ -1,4 +1,4 @@
-"""Letters of operators: which dims are cut together, which make sums, which meet."""
+"""Letters of operators: which dims are split together, which give sums, and which need collectives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Call:
 
 
 def shown(call: Call) -> str:
-    """As ``m.k n.k -> m.n | k sums, c inside``; a dot for each dim that is whole."""
+    """Return the rule as ``m.k n.k -> m.n; sizes; sums k; inside c``, with ``_`` for a dim that is not split."""
     graph = call.graph()
     rule = rule_of(graph.nodes[0], graph)
     if rule is None:

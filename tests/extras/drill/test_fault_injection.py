@@ -1,4 +1,4 @@
-"""Drills: each fault happens once, the run comes through it, and what it cost is told to the step and to the bit."""
+"""Drills: each fault happens once, the run survives it, and its cost is reported to the step and to the bit."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SAME = "bit-identical  yes, all 152 tensors of weights, optimizer and random str
 
 
 def drilled(folder: Path, fault: str, *overrides: str) -> dict[str, Any]:
-    """What ``drill.json`` says of a drill of six steps that the run comes through."""
+    """Run a drill of six steps, which must succeed, and return its ``drill.json``."""
     run(folder, *SAVING, f"debug.drill={{{fault}}}", *overrides, steps=6)
     said: dict[str, Any] = json.loads((folder / "drill.json").read_text())
     assert (said["bit_identical"], said["differing"]) == (True, [])
     return said
 
 
-LOST = {  # the step after which training goes on, and the steps that are done again
+LOST = {  # the step after which training resumes, and the number of repeated steps
     "kill_rank: {rank: 1, step: 4}": (2, 1),
     "hang_rank: {rank: 2, step: 4}": (2, 1),
     "torn_write: {rank: 1, step: 4}": (2, 2),
@@ -44,7 +44,7 @@ def test_the_run_comes_through_a_fault_and_says_what_it_cost(fault, tmp_path, ca
     assert 0 < said["detected_s"] < said["recovered_s"]
     assert (said["detected_s"] > 10) == fault.startswith("hang")
 
-    # the run is one whole training, which began again once
+    # the run is one complete training, which was restarted once
     assert (status(folder)["status"], steps(folder), checkpoints(folder)) == (
         "done", [1, 2, 3, 4, 5, 6], ["step-000004", "step-000006"],
     )  # fmt: skip

@@ -13,7 +13,10 @@ Known = list[tuple[np.ndarray, int]]
 
 
 def write(root: Path, each: int = 4, side: int = SIDE, seed: int = 0, suffix: str = ".png") -> Known:
-    """``each`` images a class; pixels (height, width, 3) and the class of each, in the order of their names."""
+    """Write ``each`` images per class.
+
+    Returns the pixels (height, width, 3) and the class of each image, in the order of their names.
+    """
     rng, out = np.random.default_rng(seed), []
     for number, name in enumerate(CLASSES):
         (root / name).mkdir(parents=True)

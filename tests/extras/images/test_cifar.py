@@ -1,4 +1,4 @@
-"""CIFAR-10, and pickles that are something else."""
+"""CIFAR-10, and pickles that contain something else."""
 
 from __future__ import annotations
 

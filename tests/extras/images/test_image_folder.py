@@ -1,4 +1,4 @@
-"""``data=images`` trains as a plain loop that reads, crops, flips, resizes and normalizes; bad files are named."""
+"""``data=images`` trains like a plain loop that reads, crops, flips, resizes and normalizes; bad files are named."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def normalized(pixels: np.ndarray) -> torch.Tensor:
 
 
 def augmented(pixels: np.ndarray, epoch: int, number: int) -> np.ndarray:
-    """As docs/data.md says it, pixel by pixel."""
+    """Augment an image pixel by pixel, as docs/data.md describes it."""
     raw = np.random.Philox(np.random.SeedSequence(SEED, spawn_key=(epoch, number))).random_raw(3)
     top, left = (int(r) % (2 * PADDING + 1) - PADDING for r in raw[:2])
     out = np.zeros_like(pixels)
@@ -67,7 +67,7 @@ def test_crop_flip_and_normalise_equal_a_plain_loop_on_any_layout_and_after_a_re
     for name, j in jobs.items():
         assert_same(on_layout(j, tmp_path / name), want)
 
-    # the second epoch begins with step 4: stopped in front of it, and on in another layout
+    # the second epoch begins with step 4: stop before it, and resume in another layout
     saved, *_ = on_layout(jobs["pp2"], tmp_path / "stopped", until=3)
     assert_same(on_layout(jobs["hsdp2"], tmp_path / "on", saved=saved), want)
 
@@ -77,7 +77,7 @@ def test_images_of_any_size_are_resized_as_pillow_does(tmp_path):
     x = open_data(settings(tmp_path, resize="bilinear", val_fraction=0), seed=0).train.inputs(np.arange(6))[0]
     pixels = torch.stack([torch.tensor(p, dtype=torch.float64).movedim(-1, 0) for p, _ in known])
     want = F.interpolate(pixels, size=(SIDE, SIDE), mode="bilinear", antialias=True)
-    torch.testing.assert_close((x.double() * 0.5 + 0.5) * 255, want, rtol=0, atol=1.0)  # in whole levels there
+    torch.testing.assert_close((x.double() * 0.5 + 0.5) * 255, want, rtol=0, atol=1.0)  # Pillow rounds to integers
 
 
 def test_a_crop_comes_before_resizing_and_an_image_is_another_one_in_the_next_epoch(tmp_path):
@@ -113,7 +113,7 @@ def test_kinds_of_files_and_who_is_held_out(tmp_path):
 
 
 def bad(root: Path) -> dict[str, tuple[Data, list[str]]]:
-    """A request, and all that is wrong with it."""
+    """Return requests, each with all problems that it has."""
     write(root / "good", each=2)
     write(root / "both/train", each=1)
     write(root / "both/test", each=1)

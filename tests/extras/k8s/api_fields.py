@@ -1,4 +1,4 @@
-"""Fields of the interfaces that we write for, as they are published, as far as we need them.
+"""The fields of the interfaces that we write for, as they are published, as far as we need them.
 
 JobSet jobset.x-k8s.io/v1alpha2, PyTorchJob kubeflow.org/v1, Job batch/v1 and Pod v1, and SkyPilot's task.
 """
@@ -83,7 +83,7 @@ KINDS: dict[str, Any] = {
 
 
 def unknown(value: Any, known: Any, at: str = "") -> Iterator[str]:
-    """Where ``value`` is not as ``known`` has it: a type, a set of words, a list of one kind, or keys."""
+    """Yield where ``value`` differs from ``known``: a type, a set of words, a list of one kind, or keys."""
     if isinstance(known, type):
         if type(value) is not known:
             yield f"{at}: {value!r} is no {known.__name__}"

@@ -1,6 +1,6 @@
-"""The JobSet, the PyTorchJob and the task of SkyPilot that are written.
+"""The JobSet, the PyTorchJob and the SkyPilot task that are written.
 
-``python -m tests.extras.k8s.test_manifests`` writes the golden ones anew.
+``python -m tests.extras.k8s.test_manifests`` writes the golden files again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ASKED: dict[str, tuple[str, ...]] = {
 
 
 def values(kind: str, *k8s: str, each: int = 8, more: tuple[str, ...] = ("launch.nnodes=8",)) -> dict[str, Any]:
-    """What is written for ``kind``, as plain values."""
+    """Return the manifest of ``kind`` as plain values."""
     asked = [f"launch.k8s.{word}" for word in (*NEEDED, f"kind={kind}", *k8s)]
     job = compose(["recipe=lm_single", "name=lm_8b", "launch=k8s", *more, *asked]).job
     assert job.launch.k8s is not None
@@ -42,7 +42,7 @@ def values(kind: str, *k8s: str, each: int = 8, more: tuple[str, ...] = ("launch
 
 
 def whole(kind: str) -> dict[str, Any]:
-    """With all that can be asked for."""
+    """Return the manifest with all optional settings."""
     restarts = () if kind == "pytorchjob" else ("launch.max_restarts=3",)
     return values(kind, *ASKED[kind], more=("launch.nnodes=8", *restarts))
 
@@ -52,7 +52,7 @@ def written(kind: str) -> str:
 
 
 def scripts(kind: str, document: dict[str, Any]) -> list[str]:
-    """What bash runs."""
+    """Return the scripts that bash runs."""
     if kind == "skypilot":
         return [document["run"]]
     spec = document["spec"]
@@ -98,7 +98,7 @@ def test_bash_reads_the_script(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["jobset", "pytorchjob"])
 def test_kubernetes_puts_nothing_in_the_place_of_variables(kind: str) -> None:
-    """It reads $(NAME) in a command as a variable of the container, and $$ as $."""
+    """Kubernetes replaces $(NAME) in a command by a variable of the container, and $$ by $."""
     for script in scripts(kind, values(kind, *ASKED[kind])):
         assert "$$" not in script
         assert "$(" not in script.replace("$((node * 8 + i))", "")

@@ -1,4 +1,4 @@
-"""What a pod does: it starts its ranks, hands the signal on, and ends with the code that its cluster understands."""
+"""What a pod does: it starts its ranks, forwards the signal, and ends with the exit code that its cluster expects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KINDS = {"jobset": jobset, "pytorchjob": pytorchjob}
 
 @contextmanager
 def pod(folder: Path, kind: str, node: int, each: int = 2) -> Iterator[subprocess.Popen[str]]:
-    """One of two, in ``folder``."""
+    """Start the pod ``node`` of two, in ``folder``."""
     python = folder / "python"
     python.write_text(RANK)
     python.chmod(0o755)
@@ -57,7 +57,7 @@ def pod(folder: Path, kind: str, node: int, each: int = 2) -> Iterator[subproces
 
 
 def ended(folder: Path, kind: str, node: int = 0, **codes: object) -> int:
-    """With what a pod ends whose ranks end with ``codes``, by their names r0, r1."""
+    """Return the exit code of a pod whose ranks, named r0 and r1, end with ``codes``."""
     for rank, code in codes.items():
         (folder / f"ends-{rank.removeprefix('r')}").write_text(str(code))
     with pod(folder, kind, node) as started:
@@ -68,7 +68,7 @@ def ended(folder: Path, kind: str, node: int = 0, **codes: object) -> int:
 
 
 def _there(folder: Path, rank: str, code: object) -> bool:
-    """Whether it is ready to be told, or has ended, and the pod knows."""
+    """Whether a rank is ready for the signal, or has ended and the pod has noticed it."""
     if code in ("saves", "starts"):
         return (folder / f"ready-{rank}").exists()
     pid = folder / f"pid-{rank}"

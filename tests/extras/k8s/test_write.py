@@ -1,4 +1,4 @@
-"""``launch=k8s``: what is refused, what is written, and that pods which run it go on where they stopped."""
+"""``launch=k8s``: what is refused, what is written, and that pods which run it resume where they stopped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.run.launching import ROOT, TINY, checkpoints, status, steps, until, w
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that pods would see too."""
+    """A folder that pods could see, too."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -154,7 +154,7 @@ def test_in_a_rank_of_torchrun(
 
 
 def test_pods_that_are_told_to_stop_save_and_go_on(place: Path) -> None:
-    """Both run the script of the PyTorchJob, with what its operator would say; one of them is told to stop."""
+    """Two pods run the script of the PyTorchJob with the variables that its operator would set; one gets the signal."""
     assert main(words(place, "launch.k8s.kind=pytorchjob", "launch.threads=1")) == 0
     job = place / "job"
     document = yaml.safe_load((job / "job.yaml").read_text())

@@ -1,4 +1,4 @@
-"""The layouts that a request leaves open, and why others cannot be."""
+"""The layouts that a request leaves open, and why others are impossible."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_sharing_has_every_size_and_level() -> None:
 
 @pytest.mark.parametrize(("asked", "shown"), [("{}", ["level1/2", "level1/1"]), ("{shard_size: 2}", ["level1/2"] * 2)])
 def test_sharing_that_is_asked_for_stays_whatever_the_stages(asked: str, shown: list[str]) -> None:
-    """A plan refuses those of them that cannot be: nothing that was fixed is left out."""
+    """The plan refuses impossible ones: the search leaves out nothing that the request fixes."""
     found = space(job("parallel.pipeline.stages=[2,4]", f"+parallel.hsdp={asked}")).layouts
     assert [x.shown()["hsdp"] for x in found] == shown
 
@@ -76,7 +76,7 @@ def test_schedules_have_their_chunks() -> None:
 
 
 def test_a_level_that_drops_weights_is_not_for_backwards_that_are_split() -> None:
-    """Unless there is nobody who has them."""
+    """With one shard the weights are not sharded, so the level is allowed."""
     asked = ("parallel.pipeline.stages=2", "parallel.pipeline.scheduler=[1f1b,zero_bubble_h1]",
              "+parallel.hsdp={optimizer_level: level3}", "parallel.hsdp.shard_size=[1,2]")  # fmt: skip
     found = space(job(*asked))

@@ -1,4 +1,4 @@
-"""Settings left open: what is found runs, trains the numbers of one process, and is a recipe by itself."""
+"""Settings left open: the layout that is found runs, trains as one process does, and is a recipe by itself."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_show_search_writes_is_a_recipe_that_runs_and_is_certified(tmp_path
     assert main(["recipe=plan/best.yaml", "run_dir=best", "logger=plain"]) == 0
     assert "certify: holds: " in capsys.readouterr().out
 
-    # again only over what a search has written
+    # a search overwrites only what a search has written
     assert main([*asked, "show=search"]) == 0
     Path("plan/best.yaml").write_text("mine: true\n")
     assert main([*asked, "show=search"]) == 2

@@ -1,4 +1,4 @@
-"""What is auto, or a list of candidates, at a key of ``parallel`` becomes ``search.over``."""
+"""A key of ``parallel`` that is auto or a list of candidates becomes a key of ``search.over``."""
 
 from __future__ import annotations
 

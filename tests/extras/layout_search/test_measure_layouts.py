@@ -1,4 +1,4 @@
-"""The best layouts are tried where the job runs, here or under an outer launcher; one that fails is left out."""
+"""The best layouts are measured where the job runs, here or under an outer launcher; one that fails is left out."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ CHOICE = (
     "parallel.pipeline.stages=2", "parallel.pipeline.stage_config={embed: 0, limit: 1, head: 1}", "parallel.hsdp=null",
     "parallel.pipeline.micro_batch_num=[2,4]", "search.measure=2", "search.steps=4",
 )  # fmt: skip
-"""Micro batches of 8 or of 4 samples; those of 8 are predicted to be faster, and are tried first."""
+"""Micro batches of 8 or of 4 samples; those of 8 are predicted to be faster, so they are measured first."""
 
 
 def limited(end: str) -> str:
-    """A model that ends so on rank 1, with 8 samples."""
+    """Return a model that ends as ``end`` says on rank 1, for 8 samples."""
     return f"model={{_target_: tests.run.own.Limited, vocab: 64, dim: 16, rank: 1, samples: 8, end: {end}}}"
 
 
 def told(folder: Path) -> list[str]:
-    """What the plan of a run says of each layout that was measured."""
+    """Return what the plan of a run says about each measured layout."""
     notes = json.loads((folder / "plan.json").read_text())["notes"]
     (text,) = [note["text"] for note in notes if note["key"] == "search.measure"]
     found: list[str] = text.split("; ")
@@ -89,7 +89,7 @@ def test_one_that_hangs_is_ended_and_what_was_found_is_written_by_rank_0(tmp_pat
 
 
 def test_on_two_nodes_every_rank_tries_its_part(tmp_path: Path) -> None:
-    """Two agents of torchrun, of a rank each."""
+    """Two torchrun agents run one rank each."""
     outer = [
         "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1",
         f"--master-port={free_port()}",

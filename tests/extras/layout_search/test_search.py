@@ -1,4 +1,4 @@
-"""The layout that is found is the best of all, by plans of each that share no code with the search."""
+"""The layout that is found is the best of all layouts, by plans that share no code with the search."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def job(*overrides: str) -> Job:
 
 
 def by_hand(asked: Job, layout: LayoutCandidate) -> Job:
-    """The request of one layout, written out as a person would."""
+    """Return the request of one layout, as a person would write it."""
     pipeline: dict[str, Any] = {
         "stages": layout.stages,
         "scheduler": layout.scheduler,
@@ -47,7 +47,7 @@ def by_hand(asked: Job, layout: LayoutCandidate) -> Job:
 
 
 def brute(asked: Job, traces: Traces) -> list[tuple[float, int, LayoutCandidate]]:
-    """Seconds and bytes of every layout that can be planned."""
+    """Return the seconds and bytes of every layout that can be planned."""
     out = []
     for layout in space(asked).layouts:
         try:
@@ -83,7 +83,7 @@ def test_nothing_is_faster_of_all_that_fit(batch: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("room", [0.012, 0.018])
 def test_nothing_is_faster_of_all_that_fit_once_blocks_run_again(room: float) -> None:
-    """Each layout by the plan that chooses its blocks itself; the search mixes plans of none and of all."""
+    """Here the plan of each layout chooses its own blocks; the search mixes plans with none and with all recomputed."""
     traces = Traces()
     asked = job(
         "parallel=auto", "parallel.comm_fusion={}", "parallel.pipeline.scheduler=[1f1b,zero_bubble_h1]",
@@ -123,7 +123,7 @@ def test_as_many_are_found_as_are_to_be_measured_and_they_are_the_best() -> None
 
 
 def test_layouts_that_are_to_be_measured_can_be_predicted_on_other_devices() -> None:
-    """On the same ones it is what was predicted, between two plans too."""
+    """On the same devices the prediction is unchanged, also between two plans."""
     _, ranking = search(job("parallel=auto", "cluster.memory_gb=0.02", "search.measure=2"))
     assert {len(one.works) for one in ranking.predictions} == {1, 2}
     for one in ranking.predictions:
@@ -196,7 +196,7 @@ def test_where_nothing_can_be_each_reason_is_counted() -> None:
 
 
 def test_auto_among_candidates_runs_again_what_has_to_fit() -> None:
-    """None of them is the candidate where memory is ample, and where it is not known."""
+    """The candidate ``null`` is chosen if memory is ample, or if its size is not known."""
     words = ("recipe=lm_tied_pp2_hsdp2", "cluster=h100_sxm", "parallel.recompute=[null,auto]")
     for room, fits in (("0.03", True), ("80", False), ("null", False)):
         first, ranking = search(compose([*words, f"cluster.memory_gb={room}"]).job)

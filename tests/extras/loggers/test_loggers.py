@@ -1,4 +1,4 @@
-"""Loggers of a user's own, in processes of their own: what they are told, and that none ends or holds up a run."""
+"""A user's own loggers in their own processes: what they get, and that none ends or blocks a run."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_rows_beyond_those_that_may_wait_are_lost_and_that_is_said(
     monkeypatch.setattr(logger_process, "MOST_WAITING", 3)
     process = begun(tmp_path, "Hangs, where: on_start")
     for step in range(1, 7):
-        process.feed(json.dumps({"step": step, "text": "x" * 1_000_000}).encode(), step)  # a pipe takes less
+        process.feed(json.dumps({"step": step, "text": "x" * 1_000_000}).encode(), step)  # more than a pipe holds
     logger_process.end([process], "done", 0)
     assert warned(caplog) == [
         "logger.others.0: too slow: 3 rows wait, and further rows are dropped, from step 4 on",
@@ -162,7 +162,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed(*words: object) -> int:
-    """A run that is killed after three rows; returns the number of the process of its logger."""
+    """Start a run that is killed after three rows, and return the process id of its logger."""
     command = [sys.executable, "-c", KILLED, *map(str, words)]
     done = subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.PIPE)
     assert done.returncode == -signal.SIGKILL
@@ -172,7 +172,7 @@ def killed(*words: object) -> int:
 @pytest.mark.parametrize("where", ["on_start", "log", "close"])
 def test_one_that_hangs_ends_after_a_run_that_is_killed(tmp_path: Path, where: str) -> None:
     file = Path(f"/proc/{killed(tmp_path, f'Hangs, where: {where}', 'logger.wait_s=0')}/stat")
-    while file.exists() and " Z " not in file.read_text():  # who adopts it may not look
+    while file.exists() and " Z " not in file.read_text():  # its new parent may not wait for it
         time.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""``logger.tensorboard``, read by the package itself."""
+"""``logger.tensorboard``, read by tensorboard itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def texts(folder: Path) -> dict[str, str]:
 
 
 def same(folder: Path) -> None:
-    """Each number of ``metrics.jsonl`` is there once."""
+    """Check that each number of ``metrics.jsonl`` is logged once."""
     want: dict[str, list[tuple[int, float]]] = {}
     for row in metrics(folder):
         for key, value in row.items():
@@ -74,7 +74,7 @@ def test_steps_that_are_trained_again_take_the_place_of_what_was_told(tmp_path: 
     board = TensorBoard(tmp_path, [], {})
     for row in rows:
         board.feed(row)
-    board.feed({"step": 4, "steps": 6, "val_loss": 9.0})  # of a step that is there
+    board.feed({"step": 4, "steps": 6, "val_loss": 9.0})  # a step that is logged already
     board.feed({"step": 3, "steps": 6, "loss": 30.0})
     board.close()
     assert scalars(tmp_path)["train/loss"] == [(1, 1.0), (2, 2.0), (3, 30.0)]

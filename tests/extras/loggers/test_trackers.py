@@ -1,4 +1,4 @@
-"""Weights & Biases, MLflow and Trackio, all at once, each read back by its own package."""
+"""Weights & Biases, MLflow and Trackio together, each read back by its own package."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WORDS = (*shape(), "train.eval_every=2", "schedule=constant")
 
 @pytest.fixture(scope="module")
 def went_on(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three starts; loggers are asked for from the second on."""
+    """A run of three starts, with loggers from the second start on."""
     folder = tmp_path_factory.mktemp("runs") / "0001"
     run(folder, *WORDS, steps=2)
     loggers = f"logger=[plain,csv,{','.join(THERE)}]"
@@ -63,7 +63,7 @@ def test_a_run_that_goes_on_is_one_run_with_all_its_curves(went_on: Path, name: 
 def test_config_and_plan_are_logged_once(went_on: Path, name: str) -> None:
     (one,) = read(name, went_on)
     config = yaml.safe_load((went_on / "config.yaml").read_text())
-    if name != "trackio":  # which keeps that of the last start
+    if name != "trackio":  # trackio keeps the config of the last start
         config["train"]["steps"] = 4
     plan = one["plan"][0].removeprefix("```\n").removesuffix("\n```")
     assert len(one["plan"]) == 1

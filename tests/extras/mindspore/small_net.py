@@ -1,4 +1,4 @@
-"""Rank folders of a small net, in both formats, to damage and to transform."""
+"""Rank folders of a small model in both formats, for tests that damage or transform them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ Files = dict[str, Blob]
 
 
 def net(tp: int, pp: int = 1, shapes: Mapping[str, tuple[int, ...]] = SHAPES, swapped: bool = False) -> Strategy:
-    """``emb.w`` cut by rows on stage 0, ``l-1.w`` and its state by columns on the last stage, the rest whole."""
+    """Return the strategy of the model.
+
+    ``emb.w`` is split by rows on stage 0, ``l-1.w`` and its state by columns on the last stage; others are not split.
+    """
     grid = Grid((("pp", pp), ("tp", tp)))
     entries = {}
     for name, shape in shapes.items():
@@ -42,7 +45,10 @@ def net(tp: int, pp: int = 1, shapes: Mapping[str, tuple[int, ...]] = SHAPES, sw
 
 @dataclass(frozen=True)
 class Home:
-    """``src`` are rank folders in the form ``suffix``, ``src.ckpt`` and ``dst.ckpt`` the strategies in MindSpore's."""
+    """``src`` are rank folders in the form ``suffix``.
+
+    ``src.ckpt`` and ``dst.ckpt`` are the strategies in MindSpore's form.
+    """
 
     path: Path
     suffix: str
@@ -57,7 +63,7 @@ class Home:
         return self.path / "src" / f"rank_{rank}" / f"net-1_1{self.suffix}"
 
     def put(self, rank: int, change: Callable[[Files], object] = lambda t: None, path: Path | None = None) -> None:
-        """The file of ``rank``, its tensors changed."""
+        """Write the file of ``rank`` with changed tensors."""
         tensors = held(self.src, rank, self.full)
         change(tensors)
         to = path or self.file(rank)
@@ -71,7 +77,7 @@ class Home:
         write_strategy(self.path / f"{side}.ckpt", merged_file(of), form)
 
     def both(self, change: Callable[[Strategy], Strategy]) -> None:
-        """Both strategies, changed."""
+        """Change both strategies."""
         self.strategy("src", change(self.src))
         self.strategy("dst", change(self.dst))
 
@@ -84,7 +90,7 @@ class Home:
         transform_checkpoints(**(given | other))
 
     def right(self) -> None:
-        """Every rank of the destination has its pieces of the whole tensors."""
+        """Check that every rank of the destination has its slices of the full tensors."""
         for rank in range(self.dst.grid.size):
             found = blobs(self.path / "out" / f"rank_{rank}" / f"out{rank}{self.suffix}")
             assert {n: b for n, b in found.items() if n in self.dst.entries} == held(self.dst, rank, self.full)
@@ -100,7 +106,7 @@ def made(path: Path, suffix: str, src: Strategy, dst: Strategy) -> Home:
 
 
 def refused(home: Home, text: str, kind: type[Exception] = ValueError, **other: Any) -> None:
-    """With this whole message; nothing is written."""
+    """Check that the call fails with exactly this message and writes nothing."""
     before = files(home.path)
     found = refusal(lambda: home.call(**other), kind)
     assert found == text.format(home=home.path, suffix=home.suffix)

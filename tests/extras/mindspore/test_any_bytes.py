@@ -29,7 +29,7 @@ HUGE = [b"\xff" * 9 + b"\x01", b"\xff\xff\xff\xff\x0f", b"\x80" * 12, b"\xff\xff
 
 @st.composite
 def damaged(draw: st.DrawFn, names: tuple[str, ...]) -> tuple[str, bytes]:
-    """A real file with some bytes replaced, cut out, put in or repeated."""
+    """Draw a real file with some bytes replaced, removed, inserted or repeated."""
     name = draw(st.sampled_from(names))
     data = SEEDS[name]
     for _ in range(draw(st.integers(1, 4))):
@@ -51,7 +51,7 @@ def small() -> Iterator[None]:
 
 
 def named(call: Callable[[], object], *origin: str) -> None:
-    """It works, or it fails in the documented way."""
+    """Check that the call works, or fails as documented."""
     with small():
         try:
             call()

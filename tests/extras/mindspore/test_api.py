@@ -32,12 +32,12 @@ from tests.checkpoint.saving import cut, files, filled, held, save, small, strat
 from tests.extras.mindspore.small_net import net
 from tests.extras.mindspore.truth import CASES, blobs, rank_files
 
-WRONG = {"c16_bug_opt_shard_ascending_map"}  # what MindSpore wrote has wrong values
+WRONG = {"c16_bug_opt_shard_ascending_map"}  # MindSpore wrote wrong values
 Files = dict[int, dict[str, Blob]]
 
 
 def plain(folder: Path, strategy: Strategy, full: dict[str, bytes], name: str = "net-1_1") -> None:
-    """One file a rank with all that the rank holds, as others write it."""
+    """Write one file per rank with all tensors of the rank, as other programs do."""
     for rank in range(strategy.grid.size):
         home = folder / f"rank_{rank}"
         home.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ def test_one_rank_is_made_from_the_files_of_its_rank_list_alone(tmp_path: Path, 
 
 
 def tp(n: int, *names: str) -> Strategy:
-    """Matrices cut by rows over ``n`` ranks, and one copied vector."""
+    """Return a strategy of matrices split by rows over ``n`` ranks, and of one replicated vector."""
     from launcher.checkpoint import Entry
 
     grid = Grid.of(tp=n)
@@ -155,7 +155,7 @@ def test_a_full_checkpoint_is_on_rank_0(tmp_path: Path) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """``a/rank_<k>`` of 4 ranks, ``a.json``, and ``b.json`` for 2."""
+    """Write ``a/rank_<k>`` for 4 ranks, the strategy ``a.json``, and ``b.json`` for 2 ranks."""
     plain(tmp_path / "a", tp(4), filled(tp(4)))
     strategy_text(tmp_path / "a.json", tp(4))
     strategy_text(tmp_path / "b.json", tp(2))
@@ -177,7 +177,7 @@ def test_the_highest_step_counts_as_a_number(home: Path) -> None:
 
 
 def test_ranks_of_different_steps_are_not_mixed(home: Path) -> None:
-    """A training that was killed while it saved leaves the newest step on some ranks only."""
+    """A training that was killed during a save leaves the newest step on some ranks only."""
     for rank in range(4):
         (file,) = (home / "a" / f"rank_{rank}").iterdir()
         file.rename(file.with_name("net-1_10.safetensors"))
@@ -190,7 +190,7 @@ def test_ranks_of_different_steps_are_not_mixed(home: Path) -> None:
     (home / "a/rank_0/net-1_10.safetensors").unlink()
     assert refusal(lambda: call(home)) == text
 
-    # where all ranks have both, the newest counts; the first number may be the rank
+    # if all ranks have both, the newest counts; the first number may be the rank
     for rank in range(4):
         folder = home / "a" / f"rank_{rank}"
         (file,) = folder.iterdir()
@@ -260,7 +260,7 @@ def test_files_belong_to_their_layout_in_whatever_form_it_is_given(tmp_path: Pat
 
 
 def given_in(path: Path, form: str, strategy: Strategy) -> str:
-    """A strategy file in one of the three forms."""
+    """Write a strategy file in one of the three forms, and return its path."""
     if form == "ours":
         return strategy_text(path, strategy)
     write_strategy(path, merged_file(strategy), "json" if form == "json" else "protobuf")

@@ -1,4 +1,4 @@
-"""MindSpore's functions called as the examples of their pages do, on files that MindSpore has written."""
+"""MindSpore's functions are called as in the examples of their pages, on files that MindSpore has written."""
 
 from __future__ import annotations
 

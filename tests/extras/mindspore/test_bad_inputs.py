@@ -1,4 +1,4 @@
-"""What MindSpore does wrong or in silence with bad inputs: each ends right here, or in an error that names the file."""
+"""Bad inputs for which MindSpore is wrong or silent: here each is read correctly, or an error names the file."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_row_9_a_ckpt_cut_between_two_tensors_lacks_the_last(tmp_path: Path) -> 
     last = [*held(net(4), 3, home.full)][-1]
     home.put(3, drop(last))
     whole = made(tmp_path / "x", ".ckpt", net(4), net(2)).file(3).read_bytes()
-    assert whole.startswith(home.file(3).read_bytes())  # so this is the file, cut at a record
+    assert whole.startswith(home.file(3).read_bytes())  # so the damaged file is the original, cut at a record
     refused(home, f"{{home}}/src/rank_3/net-1_1.ckpt: not in the file, but on rank 3 in the strategy: {last}")
 
 
@@ -313,7 +313,7 @@ def test_row_33_a_full_disk_leaves_nothing(home: Home, monkeypatch: pytest.Monke
     assert "No space left on device" in found
     assert files(home.path) == before
     monkeypatch.undo()
-    home.call()  # and the next call finishes
+    home.call()  # the next call succeeds
     home.right()
 
 
@@ -337,7 +337,7 @@ def test_what_mindspore_gets_wrong_equals_the_slices_of_the_full_tensors(tmp_pat
 
 
 def test_row_38_files_of_two_ranks_swapped_are_named(tmp_path: Path) -> None:
-    """Those that we wrote: MindSpore's own do not say which rank they are of."""
+    """Only files that we wrote: MindSpore's own do not say which rank they belong to."""
     home = made(tmp_path, ".safetensors", net(4), net(2))
     home.call()
     one, two = (home.path / "out" / f"rank_{r}" / f"out{r}.safetensors" for r in (0, 1))

@@ -15,11 +15,13 @@ from launcher.extras.mindspore.to_ours import full_specs, to_strategy
 from launcher.plan.values.tensor_spec import TensorSpec
 from tests.extras.mindspore.truth import CASES, FIXTURES, Array, array, blobs, case, index, rank_files
 
-WRONG = {"c16_bug_opt_shard_ascending_map"}  # what MindSpore wrote has wrong values
-LOST = {"s17_shared_param_tp2_to_pp2tp2": {(0, "embed.weight"), (1, "embed.weight")}}  # by rank, what it left out
+WRONG = {"c16_bug_opt_shard_ascending_map"}  # MindSpore wrote wrong values
+LOST = {
+    "s17_shared_param_tp2_to_pp2tp2": {(0, "embed.weight"), (1, "embed.weight")}
+}  # by rank, the tensors that it left out
 
 BY_STAGE = FIXTURES / "cases" / "c24_by_stage_path"
-WHOLE = [folder for folder in CASES if folder != BY_STAGE]  # those with the whole tensors
+WHOLE = [folder for folder in CASES if folder != BY_STAGE]  # the cases with the full tensors
 
 
 def side(folder: Path, which: str) -> Path | None:

@@ -23,7 +23,10 @@ GRID = Grid.of(pp=2, dp_replicate=2, dp_shard=2, tp=2)
 
 @st.composite
 def ours(draw: st.DrawFn) -> Strategy:
-    """Any even layout over stages, with ties of stages: over one grid, or each over a device matrix."""
+    """Draw any even layout over stages, with ties between stages.
+
+    The layout is over one grid, or each tensor is over a device matrix.
+    """
     grid = draw(st.sampled_from([GRID, Grid.of(pp=2, dp=12)]))
     entries = {}
     for i in range(draw(st.integers(1, 4))):
@@ -75,7 +78,7 @@ def test_real_files_of_optimizer_sharding_come_out_again_as_they_were(name: str,
     assert {n for n, e in strategy.entries.items() if e.kind == "param"} == SHAPES.keys()
     assert {n for n, e in strategy.entries.items() if e.kind == "optim"} == file.layouts.keys() - SHAPES.keys()
     cut = {n: s for n, s in merged_file(strategy).layouts.items() if file.layouts[n].dims[0]}
-    assert len(cut) == 6  # where dim 0 is not cut otherwise, sharding is one axis on it, which needs no other words
+    assert len(cut) == 6  # if nothing else splits dim 0, sharding is one axis on it and needs no extra fields
     for n, slicing in cut.items():
         assert (slicing.dims, slicing.shards) == (file.layouts[n].dims, file.layouts[n].shards)
         assert slicing.shard_step == file.layouts[n].shard_step

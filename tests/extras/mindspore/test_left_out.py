@@ -64,7 +64,7 @@ def test_statistics_that_differ_between_ranks_are_refused_by_name(home: Home) ->
     text = f"{home.file(2)}: bn.moving_mean is in no strategy, and differs from its value on rank 0; {LISTED}"
     assert refusal(home.call) == text
 
-    # the way out: a strategy of all parameters
+    # the cure: a strategy of all parameters
     home.strategy("src", home.src)
     home.call()
     found = read_incoming(home.path / "src", strategy=home.path / "src.ckpt").tensors
@@ -97,7 +97,7 @@ def test_statistics_that_differ_between_data_parallel_ranks_can_be_those_of_the_
 
 
 def copies(home: Home, ranks: int, change: dict[int, dict[str, Blob]] | None = None) -> Path:
-    """``rank_<k>`` folders of data-parallel ranks: each has the full checkpoint."""
+    """Write ``rank_<k>`` folders of data-parallel ranks; each has the full checkpoint."""
     folder = home.path / "copies"
     one = net(1, shapes=SHAPES)
     full = held(one, 0, filled(one))

@@ -107,7 +107,7 @@ def test_strings_saved_among_parameters_are_strings_among_them(tmp_path: Path) -
 
 
 def test_a_prefix_that_is_given_makes_the_choice(folder: Path) -> None:
-    """As MindSpore has it: the older arguments override ``choice_func``, which is not asked then."""
+    """As in MindSpore, the older arguments override ``choice_func``, which is not called then."""
     found = load_segmented_checkpoints(str(folder), filter_prefix="adam", choice_func=lambda name: False)
     assert sorted(found) == ["head.w", "layer.b", "layer.w"]
     found = load_segmented_checkpoints(str(folder), specify_prefix=["layer"], choice_func=lambda name: False)
@@ -149,7 +149,7 @@ def test_what_a_name_or_a_width_cannot_decide_is_refused(tmp_path: Path) -> None
         tmp_path / "two", {"a.weight": torch.ones(2, 3), "b.weight": torch.zeros(2, 3), "a.bias": torch.ones(2)}
     )
     net = torch.nn.Linear(3, 2)
-    load(two, net)  # the prefix a. has both
+    load(two, net)  # the prefix a. has both tensors
     assert net.bias.tolist() == [1, 1]
     both = saved(tmp_path / "both", {"a.weight": torch.ones(2, 3), "b.weight": torch.zeros(2, 3)})
     text = f"{head}  weight: ambiguous: a.weight and b.weight"
@@ -173,7 +173,7 @@ def test_a_strict_load_takes_the_files_of_a_training_with_its_counters_and_optim
     load_segmented_checkpoints(saved(tmp_path / "a", {**want, **states, **counters}), net, strict_load=True)
     assert all(torch.equal(net.state_dict()[name], t) for name, t in want.items())
 
-    # what is neither stays a mistake: a state whose parameter is missing, a weight of another model
+    # other names are still refused: a state without its parameter, a weight of another model
     other = saved(tmp_path / "b", {**want, "moments.head": torch.ones(4), "head.weight": torch.ones(2, 3)})
     text = "the checkpoint does not fit the net:\n  only in the files: head.weight\n  only in the files: moments.head"
     load: Any = load_segmented_checkpoints

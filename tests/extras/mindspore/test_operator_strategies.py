@@ -1,4 +1,4 @@
-"""Operator strategies that MindSpore saved are those of the modules of the same names."""
+"""Operator strategies that MindSpore saved become those of the modules with the same names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BLOCK = "Default/network-Net/layers-CellList/0-Dense"
 
 
 def read(data: Any, model: ModelStructure = MODEL) -> dict[str, str]:
-    """What each module does, by kind of cut."""
+    """Return how each module is split."""
     config, origins = strategies(operator_strategies.node_strategies(data), KEY, "o.json")
     found, problems = resolve(config, model, GRID, origins)
     assert problems == []
@@ -58,7 +58,7 @@ def test_a_real_file_cuts_the_modules_of_the_model_whatever_is_around_it() -> No
 
 
 def items(**ops: list[list[int]]) -> dict[str, Any]:
-    """Slices of operators in the first layer."""
+    """Return the slices of operators in the first layer, in MindSpore's form."""
     nodes = {f"{BLOCK}/{op}-op0": {"parallel_strategy": slices, "stage": 0} for op, slices in ops.items()}
     return {"current_stage": 0, "parallel_strategy_item": nodes}
 

@@ -27,7 +27,7 @@ def box_of(slices: tuple[slice, ...]) -> Box:
 
 
 def as_data(s: Slicing) -> dict[str, Any]:
-    """In the words of the independent slicer."""
+    """Return the layout in the terms of the independent slicer."""
     sizes = {"opt_weight_shard_size": s.shard_size, "opt_weight_shard_step": s.shard_step}
     return {"dev_matrix": s.devices, "tensor_map": [list(d) or [-1] for d in s.dims]} | sizes
 
@@ -48,11 +48,11 @@ def matrices(draw: st.DrawFn, ranks: int) -> tuple[int, ...]:
 
 @st.composite
 def slicings(draw: st.DrawFn, ranks: int) -> tuple[Slicing, tuple[int, ...]]:
-    """A layout and the shape of a whole tensor that it cuts evenly."""
+    """Draw a layout, and the shape of a full tensor that it splits evenly."""
     devices = draw(matrices(ranks))
     rank = draw(st.integers(0, 3))
     axes = draw(st.permutations(range(len(devices))))
-    homes = [draw(st.integers(0, rank)) for _ in axes]  # the last home is that of repeats
+    homes = [draw(st.integers(0, rank)) for _ in axes]  # the last home stands for repeats
     dims = tuple(tuple(a for a, home in zip(axes, homes, strict=True) if home == d) for d in range(rank))
     plain = Slicing(devices, dims, nested=True)
     size = draw(st.sampled_from([0, -1, *divisors(plain.repeats)]))
@@ -85,7 +85,7 @@ def test_every_box_is_where_the_ranks_of_the_device_matrices_say(data: st.DataOb
 
 
 def same(s: Slicing) -> Slicing:
-    """A tensor without dims is not nested on reading."""
+    """Return the slicing as it is read: a tensor without dims is not nested."""
     return s if s.dims else replace(s, nested=False)
 
 

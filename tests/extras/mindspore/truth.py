@@ -1,4 +1,4 @@
-"""What the fixtures hold, and where MindSpore puts each slice, worked out rank by rank without our code."""
+"""The contents of the fixtures, and where MindSpore puts each slice, computed rank by rank without our code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Index = tuple[slice, ...]
 
 
 def exactly(message: str) -> str:
-    """A pattern for the whole message."""
+    """Return a pattern that matches the full message only."""
     return rf"\A{re.escape(message)}\Z"
 
 
@@ -44,7 +44,7 @@ def array(blob: Blob) -> Array:
 
 
 def rank_files(folder: Path) -> dict[int, Path]:
-    """The one file of each rank."""
+    """Return the one file of each rank."""
     homes = {int(home.name.removeprefix("rank_")): home for home in folder.glob("rank_*")}
     return {rank: next(iter(homes[rank].iterdir())) for rank in sorted(homes)}
 
@@ -54,7 +54,7 @@ def coords(devices: Sequence[int], rank: int) -> tuple[int, ...]:
 
 
 def index(layout: Mapping[str, Any], shape: Sequence[int], rank: int) -> Index:
-    """Where the slice of ``rank``, counted within its stage, lies in the whole tensor."""
+    """Return where the slice of ``rank``, counted within its stage, is in the full tensor."""
     devices = layout["dev_matrix"]
     dims = [d if isinstance(d, list) else [d] for d in layout["tensor_map"]]
 

@@ -1,4 +1,4 @@
-"""``report.html`` of a run: what it shows, and that it is there whatever becomes of the run."""
+"""``report.html`` of a run: what it shows, and that it exists however the run ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rows(*steps: int, **more: Any) -> list[dict[str, Any]]:
 
 
 def texts(page: str) -> list[str]:
-    """Of each chart, the first one its title."""
+    """Return the texts of each chart; the first one is its title."""
     found = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
     return [" ".join(e.text or "" for e in svg.iter() if e.tag in (f"{SVG}title", f"{SVG}text")) for svg in found]
 

@@ -1,4 +1,4 @@
-"""``launcher init FOLDER``: a project that runs as it is, or nothing at all."""
+"""``launcher init FOLDER`` writes a project that runs unchanged, or writes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ REFUSED = "error: 1 problem in this request; nothing was started\n\n  "
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.iterdir() if p.name != "__pycache__")  # of the user's own modules
+    return sorted(
+        p.name for p in folder.iterdir() if p.name != "__pycache__"
+    )  # without the cache of the user's modules
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -40,7 +42,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(project: Path, part: str) -> str:
-    """The one command of the README that has ``part``, without what it says of it."""
+    """Return the one command of the README that contains ``part``, without its comment."""
     lines = [line for line in (project / "README.md").read_text().splitlines() if line.startswith("    ")]
     assert len(lines) == 4
     (found,) = (line.partition("  #")[0].strip() for line in lines if re.search(part, line.partition("  #")[0]))
@@ -105,7 +107,7 @@ def test_what_it_says(there: bool, tmp_path: Path, capsys: pytest.CaptureFixture
 def test_the_folder_that_one_is_in_stays_the_same_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with chdir(tmp_path):
         assert main(["init", "."]) == 0
-        assert sorted(os.listdir()) == FILES  # of the folder itself, whatever its path leads to by now
+        assert sorted(os.listdir()) == FILES  # the folder itself, wherever its path leads now
     assert capsys.readouterr().out == (
         ".: README.md, my_data.py, my_model.py, train.yaml\nnext: run the commands in README.md\n"
     )

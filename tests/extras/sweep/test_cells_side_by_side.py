@@ -1,4 +1,4 @@
-"""Cells at work beside each other: as many as are asked for, ended when behind, none after the time is over."""
+"""Cells that run in parallel: as many as requested, ended if they fall behind, none started after the time limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.job.args import parse
 from launcher.runtime.run_folder import locked
 from tests.extras.sweep.test_settings import LINE
 
-# A cell that keeps the contract of a run. It says when it was at work, and its loss after each step is its lr.
+# A cell that behaves as a run does. It writes when it was running, and its loss after each step is its lr.
 CELL = """
 import json, os, signal, sys, time
 words = dict(w.split("=", 1) for w in sys.argv[1:])
@@ -61,7 +61,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 
 def order(seed: int) -> list[str]:
-    """In which a random sampler first proposes each rate."""
+    """Return the order in which a random sampler first proposes each rate."""
     from optuna import create_study, samplers
     from optuna.distributions import CategoricalDistribution
 

@@ -1,4 +1,4 @@
-"""Cells that Slurm runs: frozen, submitted by size, only what is missing or failed is submitted again."""
+"""Cells that Slurm runs: their code is frozen, they are submitted by size, and only missing or failed ones again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GRID = (*LINE, "launch=slurm", "launch.device=cpu", "sweep_dir=grid", "train.bat
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to submit from, on a machine whose Slurm answers."""
+    """A folder to submit from, with fake Slurm commands."""
     for name, text in COMMANDS.items():
         file = tmp_path / "bin" / name
         file.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Losses of cells that differ in their layout only are those of the first of their kind, or it is told."""
+"""Cells that differ only in their layout must have the losses of the first of their kind; otherwise it is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells that optuna proposes: the same for the same seed, also when a sweep goes on; what cannot run costs nothing."""
+"""Cells that optuna proposes: the same seed gives the same cells, also after a resume; refused cells cost nothing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_same_seed_proposes_the_same_and_learns(tmp_path):
     assert names(first) == names(all_of(sampler(tmp_path / "b", *words)))
     assert names(first) != names(all_of(sampler(tmp_path / "c", *words, "sweep.seed=1")))
     early, late = [value(one) for one in first[:10]], [value(one) for one in first[10:]]
-    assert sum(late) / 14 < sum(early) / 10  # it looks where the others were good
+    assert sum(late) / 14 < sum(early) / 10  # it proposes values near the good ones
 
 
 def test_a_sweep_that_goes_on_proposes_what_it_would_have(tmp_path):

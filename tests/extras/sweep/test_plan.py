@@ -1,4 +1,4 @@
-"""``sweep.plan=true``: what is predicted of each cell, in this process; nothing runs, nothing is written."""
+"""``sweep.plan=true`` predicts each cell in this process; nothing runs and nothing is written."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_recipe_may_say_what_varies(tmp_path, monkeypatch, capsys):
     axes = "{optim.lr: [0.001, 0.003], parallel.pipeline.scheduler: [1f1b, gpipe], optim.weight_decay: 'range(0,2)'}"
     (tmp_path / "mine.yaml").write_text(f"defaults:\n  - lm_single\nsweep:\n  over: {axes}\n")
     line = ("-m", "recipe=mine.yaml", *LINE[2:], "sweep.plan=true")
-    assert main([*line, "optim.lr=0.1"]) == 0  # what is typed takes the place of what is written
+    assert main([*line, "optim.lr=0.1"]) == 0  # typed words replace those in the file
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split()[:4] == ["cell", "scheduler", "weight_decay", "runs"]
     assert {tuple(row.split()[1:3]) for row in rows} == {(s, d) for s in ("1f1b", "gpipe") for d in "01"}

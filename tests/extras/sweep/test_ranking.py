@@ -1,4 +1,4 @@
-"""Results of a sweep: sorted by the metric, means over repeats, the front."""
+"""Results of a sweep: sorted by the metric, averaged over repeats, and the Pareto front."""
 
 from __future__ import annotations
 

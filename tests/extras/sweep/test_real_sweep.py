@@ -1,4 +1,4 @@
-"""A sweep of real runs: a cell that fails is recorded, the others go on, and the same sweep does only what is left."""
+"""A sweep of real runs: a failed cell is recorded, the others continue, and the same sweep runs only what is left."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rows(folder: Path) -> dict[str, dict[str, str]]:
 @exhaustive
 def test_a_sweep_of_real_runs(tmp_path, capsys):
     folder = tmp_path / "sweep"
-    blocked = folder / CELLS[2] / "metrics.jsonl"  # where this cell wants to write a file there is a folder
+    blocked = folder / CELLS[2] / "metrics.jsonl"  # a folder has the name of a file that this cell writes
     blocked.mkdir(parents=True)
     command = ["-m", f"sweep_dir={folder}", *GRID, *TINY, "train.steps=2", "steps=[train]"]
     assert main(command) == 1
@@ -36,7 +36,7 @@ def test_a_sweep_of_real_runs(tmp_path, capsys):
     why = f"is not a run folder: {blocked} is not a file"
     assert found[CELLS[2]]["error"] == f"run_dir: {folder / CELLS[2]} {why}"
     assert float(found[CELLS[0]]["loss"]) > 0
-    assert found[CELLS[0]]["loss"] == found[CELLS[1]]["loss"]  # one rank, whatever the schedule is called
+    assert found[CELLS[0]]["loss"] == found[CELLS[1]]["loss"]  # on one rank all schedules are the same
     blocked.rmdir()
     kept = status(folder / CELLS[0])
     capsys.readouterr()
@@ -63,7 +63,7 @@ def test_layouts_train_the_same_numbers_and_the_sweep_says_so(tmp_path, capsys):
     assert {row["status"] for row in found.values()} == {"done"}
     assert all(float(row["gap"]) < 1e-12 for row in found.values() if row["gap"])
 
-    # another number in one of them
+    # change a number in one of them
     path = folder / list(found)[2] / "metrics.jsonl"
     first, *others = path.read_text().splitlines()
     path.write_text("\n".join([json.dumps(json.loads(first) | {"loss": 4.0}), *others]) + "\n")

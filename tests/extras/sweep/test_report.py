@@ -1,4 +1,4 @@
-"""``report.html`` of a sweep: its cells, what led to the metric, curves over each other; drawn by a browser."""
+"""``report.html`` of a sweep: its cells, the settings that led to the metric, and curves; drawn by a browser."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_line_leads_from_each_cells_settings_to_its_metric():
     rates, kinds, values = (sorted({float(y) for _, y in axis}) for axis in zip(*points, strict=True))
     assert (len(rates), len(kinds), len(values)) == (6, 2, 6)
     gaps = [b - a for a, b in pairwise(rates)]
-    assert max(gaps) - min(gaps) < 1  # rates of a geometric row are evenly far on a logarithmic axis
+    assert max(gaps) - min(gaps) < 1  # rates of a geometric series are evenly spaced on a logarithmic axis
     heads = [t.text for t in coordinates.iter(f"{SVG}text") if t.get("class") == "head"]
     assert heads == ["optim.lr", "parallel.pipeline.scheduler", "val_loss"]
     assert losses.find(f"{SVG}title").text == "loss"
@@ -90,6 +90,6 @@ def test_a_browser_draws_it(tmp_path: Path):
         [*command, f"--screenshot={shot}", f"file://{tmp_path / report.REPORT_FILE}"], check=True, timeout=60
     )
     picture = Image.open(shot).convert("RGB")
-    for top, bottom in ((120, 420), (460, 900)):  # settings that lead to the metric, losses over each other
+    for top, bottom in ((120, 420), (460, 900)):  # the settings that lead to the metric, then the curves of the losses
         colors = picture.crop((0, top, 1240, bottom)).getcolors(1 << 24)
         assert sum(n for n, (r, g, b) in colors or [] if b - r > 60 and b > 120) > 300

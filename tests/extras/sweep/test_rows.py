@@ -1,4 +1,4 @@
-"""The rows of a cell, read while they are written: whole lines, cut back where steps are trained again."""
+"""The rows of a cell are read while they are written: only full lines, truncated where steps are trained again."""
 
 from __future__ import annotations
 

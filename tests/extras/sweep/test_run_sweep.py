@@ -1,4 +1,4 @@
-"""Sweeps: every cell is checked before any runs, each runs in a process of its own, and a failure ends only itself."""
+"""Sweeps: every cell is checked before any runs, each runs in its own process, and a failure ends only its own cell."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from launcher.job.config_folders import ConfigFiles
 from launcher.runtime.run_folder import locked
 from tests.tiers import exhaustive
 
-# A cell that keeps the contract of a run: status.json in run_dir, done or failed; seed=1 dies, seed=2 fails in words.
+# A cell behaves as a run: status.json in run_dir, done or failed; seed=1 dies, seed=2 fails with a message.
 CELL = """
 import json, os, sys, time
 words = dict(w.split("=", 1) for w in sys.argv[1:])
@@ -163,7 +163,10 @@ def test_secrets_are_not_written(tmp_path, command):
 
 @contextmanager
 def sweeping(tmp_path: Path, command) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A sweep in a process of its own whose first cell sleeps, and the process id of that."""
+    """Start a sweep in its own process.
+
+    Its first cell sleeps; the process id of that cell is yielded, too.
+    """
     script = tmp_path / "sweep.py"
     script.write_text(
         "import sys\nfrom pathlib import Path\nfrom launcher.job.args import Args\n"
@@ -221,7 +224,7 @@ def test_a_sweep_that_is_killed_takes_its_cell_along(tmp_path, command):
         cell = os.pidfd_open(pid)
         child.kill()
         child.wait()
-        ready = select.poll()  # select() takes no number above 1023
+        ready = select.poll()  # select() takes no file descriptor above 1023
         ready.register(cell, select.POLLIN)
         assert ready.poll(30_000)
         os.close(cell)

@@ -1,4 +1,4 @@
-"""What of ``sweep`` cannot be is said before anything runs, with a way out that works."""
+"""Impossible ``sweep`` settings are refused before anything runs, with a cure that works."""
 
 from __future__ import annotations
 

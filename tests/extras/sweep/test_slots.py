@@ -1,4 +1,4 @@
-"""What of a machine cells take: cores or devices, and memory; one cell may always run."""
+"""How much of a machine cells take: cores or devices, and memory; one cell may always run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``launcher status``, ``logs`` and ``cancel`` of the folder of a sweep."""
+"""``launcher status``, ``logs`` and ``cancel`` of a sweep folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TORN = '{"step": 6, "los'
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
-    """Five cells: done, failed, trained halfway by a job of Slurm, pruned, not begun."""
+    """Five cells: done, failed, partly trained in a Slurm job, pruned, and not begun."""
     at = tmp_path / "sweep"
     names = ["0-1", "1-2", "2-3", "3-4", "4-5"]
     states = [{"status": "done"}, {"status": "failed", "error": "no disk"}, {"status": "running", "slurm": "7_2"},
@@ -52,7 +52,7 @@ def test_jobs_of_slurm_that_are_not_over_are_cancelled_in_one_call(
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    (sweep / "jobs.json").write_text(json.dumps({"4-5": "7_4", "0-1": "7_0"}))  # what was submitted last
+    (sweep / "jobs.json").write_text(json.dumps({"4-5": "7_4", "0-1": "7_0"}))  # the last submission
     for name, more in {"4-5": {}, "1-2": {"slurm": "6_1"}}.items():  # the second was killed with its job
         (sweep / name).mkdir(exist_ok=True)
         write_status(sweep / name, status="submitted", **more)

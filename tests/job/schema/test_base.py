@@ -1,4 +1,4 @@
-"""A number takes no switch: ``false`` would be class 0 as ``loss.ignore_index``, and ``true`` a rate of 1."""
+"""Numbers refuse true and false: ``false`` would be class 0 for ``loss.ignore_index``, ``true`` a rate of 1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.job.schema.optim import AdamW, Lion, Muon
 
 
 def _leaves(note: Any) -> Iterator[type]:
-    """The plain types of an annotation; settings and what an open mapping has are not among them."""
+    """Yield the plain types of an annotation, without those inside settings and open mappings."""
     if get_origin(note) is dict or (isinstance(note, type) and issubclass(note, BaseModel)):
         return
     if isinstance(note, type) and not get_args(note):
@@ -36,7 +36,7 @@ def test_a_number_takes_neither_true_nor_false(key: str) -> None:
 
 def test_numbers_were_looked_at() -> None:
     assert {"loss.ignore_index", "train.clip_norm", "optim.lr", "optim.betas", "launch.port"} <= {*NUMBERS}
-    assert keys.accepts(NUMBERS["optim.lr"], "1e-4")  # a YAML 1.1 reader takes it for text
+    assert keys.accepts(NUMBERS["optim.lr"], "1e-4")  # a YAML 1.1 reader reads it as text
 
 
 @pytest.mark.parametrize("bad", [False, True, None, 2**63, "-1", 0.0], ids=str)

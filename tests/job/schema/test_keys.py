@@ -1,4 +1,4 @@
-"""A guess mends letters; it never puts another word, another number or the opposite in the place of a name."""
+"""A guess corrects spelling; it never suggests another word, another number or the opposite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings made in Python: what AutoParallel's documents call a TypeError, ValueError or KeyError is one."""
+"""Settings made in Python raise TypeError, ValueError or KeyError where AutoParallel's documents say so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths of other machines are refused by name, at every setting that takes a path."""
+"""Paths of other machines are refused by name in every setting that takes a path."""
 
 from __future__ import annotations
 

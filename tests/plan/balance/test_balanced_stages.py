@@ -1,4 +1,4 @@
-"""What stages are chosen by, against what the plan with these stages then says."""
+"""The bytes and times that stages are chosen by, compared with what the plan with these stages says."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LAYOUTS: dict[str, list[str]] = {
 
 
 def planned(*words: str) -> tuple[Plan, Balanced]:
-    """The plan, and what its stages were chosen by."""
+    """Return the plan, and the balance by which its stages were chosen."""
     found: list[Balanced] = []
     real = stage_config.balanced_stages
 

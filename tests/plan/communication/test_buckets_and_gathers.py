@@ -1,4 +1,4 @@
-"""What travels together: groups that are gathered, buckets that are summed."""
+"""Tensors that travel together: groups that are gathered, and buckets that are reduced."""
 
 from __future__ import annotations
 

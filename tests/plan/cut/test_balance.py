@@ -1,4 +1,4 @@
-"""Cuts against all cuts there are, each simulated by itself: nothing of the search is in what judges it."""
+"""Cuts compared with all possible cuts, each simulated independently of the code that searches for cuts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from launcher.plan.schedule.schedules import Schedule
 from launcher.plan.schedule.simulate import Cost, makespan, order, simulate
 
 SCHEDULERS = {"1f1b": (1, 2), "gpipe": (1, 2), "zero_bubble_h1": (1,), "zero_bubble_v": (2,), "dualpipe_v": (2,)}
-"""With so many stages a rank."""
-PHASES = (Phase.explicit, Phase.generate)  # a case takes too long to look for a smaller one
+"""The schedulers, with the numbers of stages per rank that are tried."""
+PHASES = (Phase.explicit, Phase.generate)  # a case takes too long to shrink
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Case:
         )
 
     def rank_bytes(self, rank: int, runs: tuple[Run, ...]) -> int:
-        """Each part once, and once more for each micro batch that is in flight at first."""
+        """Count each part once, and once more for each micro batch that is in flight at first."""
         return sum(sum(self.nbytes[i:j]) * (1 + self.ahead[s]) for s, i, j in runs)
 
     @cached_property
@@ -89,7 +89,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, most: int = 10) -> Case:
-    """Like a transformer, with light and heavy ends, or anything."""
+    """Draw a case like a transformer, with light and heavy ends, or an arbitrary one."""
     scheduler = draw(st.sampled_from(sorted(SCHEDULERS)))
     ranks, chunks = draw(st.integers(2, 4)), draw(st.sampled_from(SCHEDULERS[scheduler]))
     stages = ranks * chunks
@@ -162,7 +162,7 @@ def test_what_decides_is_said_by_the_cut_that_would_be_faster() -> None:
 
 @pytest.mark.parametrize(("parts", "ranks", "chunks"), [(300, 64, 1), (100, 16, 1), (100, 16, 5), (200, 8, 8)])
 def test_many_parts_are_balanced_with_few_tries(parts: int, ranks: int, chunks: int) -> None:
-    """The slowest rank has at most a part more than the mean."""
+    """The slowest rank has at most one part more than the mean."""
     found = Case("1f1b", ranks, chunks, 2 * ranks, (1.0,) * parts, (2.0,) * parts, (1,) * parts)
     row = found.row(tries=8)
     times = row.loads(balanced(row).cut)

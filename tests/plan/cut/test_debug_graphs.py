@@ -1,4 +1,4 @@
-"""What ``debug.graphs`` shows of stages, against the model that they were cut of."""
+"""What ``debug.graphs`` shows of stages, compared with the model that they were cut from."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ The tensors of this stage, and the part that each rank keeps:
 
 
 class Skips(nn.Module):
-    """Two values go past modules, one of them over the cut."""
+    """Two values skip modules, and one of them crosses the cut."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Skips(nn.Module):
 
 
 class Untraceable(nn.Module):
-    """Its code between modules looks at numbers, which no stage could."""
+    """Its code between modules reads values of tensors, which a stage cannot do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ def test_the_picture_has_a_box_a_call_and_an_arrow_a_use(found: dict[str, str]) 
     tops = [float(g.find(f"{SVG}rect").get("y")) for g in boxes]
     assert all(below - above > 40 for above, below in pairwise(tops))
 
-    # six from box to box, and the two that go past others in lanes of their own
+    # six from box to box; the two that skip modules have lanes of their own
     arrows = [p.get("d") for p in root.iter(f"{SVG}path") if p.get("marker-end")]
     beside = [d for d in arrows if "H" in d]
     assert (len(arrows), len(beside)) == (8, 2)

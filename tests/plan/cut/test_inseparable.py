@@ -1,4 +1,4 @@
-"""Automatic stages never separate what runs between two calls of one module."""
+"""Automatic stages never separate modules that run between two calls of one module."""
 
 from __future__ import annotations
 
@@ -78,7 +78,10 @@ def test_glue_that_changes_a_module_keeps_with_it_what_it_depends_on_and_what_fo
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 3), st.integers(0, 3)), min_size=4, max_size=12))
 def test_stages_of_groups_in_their_order_are_never_against_the_flow(calls: list[tuple[str, int, int]]) -> None:
-    """Each call takes two of the last four values. Each group has its own stage, which is the strictest cut."""
+    """Each call takes two of the last four values.
+
+    Each group has its own stage, which is the strictest cut.
+    """
     names, rows = ["x"], ["x: input x"]
     for i, (m, p, q) in enumerate(calls):
         ins = {names[-1 - p % len(names)], names[-1 - q % len(names)]}
@@ -89,7 +92,7 @@ def test_stages_of_groups_in_their_order_are_never_against_the_flow(calls: list[
     at, found = place(glue, {m: i for i, g in enumerate(groups) for m in g}, len(groups) - 1)
     assert found == []
     assert cut(glue, at, len(groups), skeleton({f"{m}.weight": W for g in groups for m in g}))[1] == []
-    for g in groups:  # no module is in a group without need
+    for g in groups:  # no group has a module that could be outside
         for m in g if len(g) > 1 else ():
             one = {k: 0 if k == m else 1 for k in g}
             other = {k: 1 if k == m else 0 for k in g}

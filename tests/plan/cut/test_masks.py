@@ -1,4 +1,4 @@
-"""What each stage makes again, and what travels."""
+"""Which masks each stage computes again, and which tensors are sent for that."""
 
 from __future__ import annotations
 

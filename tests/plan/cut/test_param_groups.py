@@ -1,4 +1,4 @@
-"""``optim.groups``: every trainable parameter in one group, by the same matching as stages; and what is refused."""
+"""``optim.groups``: every trainable parameter is in one group, matched as for stages; and what is refused."""
 
 from __future__ import annotations
 

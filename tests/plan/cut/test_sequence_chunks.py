@@ -27,7 +27,7 @@ def test_balanced_pieces_are_whole_none_is_empty_and_no_other_cut_of_equal_lengt
 
 
 def test_balanced_pieces_take_the_bubble_that_causal_attention_makes_of_equal_ones() -> None:
-    """As measured for 8 ranks, 32 micro batches, 4 pieces and attention of a third of the work."""
+    """The sizes are 8 ranks, 32 micro batches and 4 pieces; attention is a third of the work."""
 
     def bubble(lengths: tuple[int, ...]) -> float:
         ends = [sum(lengths[: n + 1]) for n in range(4)]

@@ -205,7 +205,7 @@ CURED = {
 
 @pytest.mark.parametrize("case", CURED)
 def test_the_cure_of_a_wrong_stage_config_is_accepted(case: str) -> None:
-    """A cure is typed in the place of a misspelled key, and of all keys if it takes the place of the group."""
+    """A cure is typed in place of a misspelled key, or of all keys if it replaces the group."""
     overrides, replaced = CURED[case]
     typed = ["recipe=mlp_autoparallel", *(o.format(KEY) for o in overrides)]
     with pytest.raises(RequestError) as caught:

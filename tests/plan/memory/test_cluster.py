@@ -1,4 +1,4 @@
-"""The cluster that a plan is made for: devices per node, their speeds and links."""
+"""The cluster that a plan is made for: devices per node, their speeds and their links."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Bytes of activations that are planned, against those of arXiv 2205.05198, figures 1 and 7 (Korthikanti et al.).
+"""Planned bytes of activations, compared with those of arXiv 2205.05198, figures 1 and 7 (Korthikanti et al.).
 
-That paper counts what the layers of the first pipeline stage keep for all micro batches in flight: nothing of the
-embedding, of messages, or of what a backward needs while it works. So does ``Timeline.peak``. Kept is also what
-belongs to no formula of the paper: logits on one stage, means and deviations of norms, causal masks.
-With sequence parallelism it keeps inputs of linear layers in parts and gathers them again in the backward: here the
-layers that gather run again.
+The paper counts what the layers of the first pipeline stage keep for all micro batches in flight. It counts nothing for
+the embedding, for messages, or for what a backward needs while it runs. ``Timeline.peak`` counts the same. It also
+counts tensors that are in no formula of the paper: logits if there is one stage, means and deviations of norms, and
+causal masks. With sequence parallelism, the paper keeps the inputs of linear layers sharded and gathers them again in
+the backward; here the layers that gather are recomputed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AGAIN = {
 
 
 def asked(row: dict[str, str], recompute: str) -> Job:
-    """The row's model and layout. More micro batches than these are never in flight."""
+    """The row's model and layout, with as many micro batches as can be in flight."""
     layers, pp, chunks = (int(row[key]) for key in ("layers", "pp", "vpp"))
     micros = 1 if pp == 1 else pp * min(chunks, 2)
     pipeline = {"stages": pp, "micro_batch_num": micros, "interleave": chunks > 1, "chunks": max(chunks, 2)}
@@ -57,7 +57,7 @@ def asked(row: dict[str, str], recompute: str) -> Job:
 
 
 def _stages(layers: int, virtual: int) -> Iterator[tuple[str, int]]:
-    """As many layers on each."""
+    """Put the same number of layers on each stage."""
     yield from dict.fromkeys(("embed", "position", "scaled"), 0).items()
     yield from ((f"layers.{n}", n * virtual // layers) for n in range(layers))
     yield from dict.fromkeys(("norm", "head"), virtual - 1).items()
@@ -65,7 +65,7 @@ def _stages(layers: int, virtual: int) -> Iterator[tuple[str, int]]:
 
 @pytest.fixture(scope="module")
 def kept() -> Any:
-    """Bytes by model and recomputation, planned once."""
+    """Return a function from a row and a recomputation to bytes, which plans each of them once."""
     known: dict[tuple[str, str], int] = {}
 
     def of(row: dict[str, str], recompute: str) -> int:

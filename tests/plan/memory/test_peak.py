@@ -1,4 +1,4 @@
-"""The fullest moment of a step, worked out by hand for small loads."""
+"""The peak memory of a step, computed by hand for small loads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHARDED = replace(PLAIN, passes=(LIGHT,), gathers=GROUPS, own=(0, 0))
 
 
 def row(text: str, stage: int) -> Row:
-    """``F0 B0`` of one stage."""
+    """Parse actions such as ``F0 B0``, all of one stage."""
     return tuple(Action(stage, word[0], int(word[1:])) for word in text.split())  # type: ignore[arg-type]
 
 
@@ -52,7 +52,7 @@ def test_what_torch_does_not_keep_is_there_from_a_forward_to_the_end_of_its_back
 
 
 def test_split_backwards_keep_what_products_need_until_the_weights_have_theirs() -> None:
-    """Of micro batch 0 what waits, and micro batch 1 with its loss going backward."""
+    """The peak has what waits of micro batch 0, and micro batch 1 with its loss in the backward."""
     assert of("F0 I0 F1 I1 W0 W1", PLAIN).activations == (4 + 3) + (100 + 200 + 5) + 30 + 2 * 30
 
 
@@ -76,20 +76,20 @@ LEAVING = (
     (Segment("a", 100, left=3), Segment("b", 200, left=7)),
     (Segment("a", 1), Segment("b", 1)),
 )
-"""Three pieces; the last one leaves nothing."""
+"""Three pieces; the last one leaves nothing for later pieces."""
 
 
 @pytest.mark.parametrize(
     ("piece", "segment", "held"),
     [
-        (2, 0, 305 + 305 + 7 - 1 + (20 + 7)),  # b's gradients for both pieces before
-        (1, 0, 305 + 105 + (10 + 3 + 20 + 7)),  # all of them, but b's of its own are used up, and what it left is there
-        (0, 1, 305 + (10 + 20)),  # what the first piece left is saved for itself
+        (2, 0, 305 + 305 + 7 - 1 + (20 + 7)),  # b's gradients for both earlier pieces
+        (1, 0, 305 + 105 + (10 + 3 + 20 + 7)),  # all of them; its own gradients of b are used, and what it left is kept
+        (0, 1, 305 + (10 + 20)),  # the first piece saves what it left for itself
     ],
     ids=["the last piece", "the middle one", "the first one"],
 )
 def test_pieces_owe_gradients_for_what_they_read_until_those_that_left_it_go_backward(piece, segment, held) -> None:
-    """``segment`` of ``piece`` needs so much that it is the fullest moment."""
+    """``segment`` of ``piece`` needs so much memory that the peak is there."""
     heavy = [list(s) for s in LEAVING]
     heavy[piece][segment] = replace(heavy[piece][segment], backward=Backward(9000))
     load = replace(PLAIN, passes=tuple(PassBytes(tuple(s), out=5, loss=0) for s in heavy), own=(0, 0))
@@ -97,7 +97,7 @@ def test_pieces_owe_gradients_for_what_they_read_until_those_that_left_it_go_bac
 
 
 def test_what_was_sent_stays_until_the_step_is_over() -> None:
-    """In the second micro batch what both have sent, and the gradient that the first one has sent back."""
+    """The peak is in the second micro batch: what both have sent, and the gradient that the first has sent back."""
     posted = replace(ONCE, out=0, sent=5, returned=8)
     assert of("F0 B0 F1 B1", replace(PLAIN, passes=(posted,))) == MemoryInUse(16, 0, 300 + 2 * 5 + 8 + 30 + 2 * 30)
 
@@ -123,7 +123,7 @@ def test_of_many_groups_each_level_holds_less_than_the_one_before(text: str) -> 
 
 
 def test_level1_holds_all_weights_and_all_gradients_whole() -> None:
-    """When the first group is scattered its weights have gone, its gradients lie side by side and in a shard."""
+    """When the first group is reduce-scattered, its weights are free; its gradients exist in full and as a shard."""
     assert of("F0 B0 F1 B1", SHARDED) == MemoryInUse(0, 80 + 64 + 80 + 64 + 32, 0)
 
 

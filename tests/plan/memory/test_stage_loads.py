@@ -1,4 +1,4 @@
-"""What a stage is as a load of memory."""
+"""A stage as a load of memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from launcher.plan.plan import ask, leaves, plan
 from tests.plan.made import chain, job, skeleton
 
 MODEL = skeleton({"a.weight": (4, 4), "b.weight": (4, 4)})
-MICROS, MESSAGE, SAVED = 8, 32, 8  # bytes of what passes from one to the other, and of what each keeps
+MICROS, MESSAGE, SAVED = 8, 32, 8  # bytes: a message between the stages, and what each stage saves
 
 
 def held(keeps_messages: bool) -> list[int]:
-    """Bytes of activations on each of two ranks, two micro batches being on their way at once."""
+    """Return the bytes of activations on each of two ranks, with two micro batches in flight."""
     j = job("launch.nproc=2", "parallel.pipeline.stages=2", f"parallel.pipeline.micro_batch_num={MICROS}")
     asked = ask(j)
     traced = TracedModel(MODEL, chain("a", "b"), leaves(asked, MODEL), keeps_messages=keeps_messages)

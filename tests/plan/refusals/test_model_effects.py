@@ -1,4 +1,4 @@
-"""Models that do more than compute, in layouts that would lose it: refused with the reason."""
+"""Models with side effects are refused, with the reason, in layouts that would lose these effects."""
 
 from __future__ import annotations
 
@@ -417,7 +417,7 @@ def test_one_data_parallel_rank_is_what_is_pasted(name: str, layout: str) -> Non
 
 @pytest.mark.parametrize(("step", "told"), [(Train(), True), (Certify(), True), (Calibrate(), False)])
 def test_a_model_that_learns_nothing_is_refused_where_it_is_trained(step: Any, told: bool) -> None:
-    """``calibrate`` trains models of the launcher."""
+    """``calibrate`` does not train it: it trains the launcher's own models."""
     job = net("Teacher", "one").model_copy(update={"steps": {"only": step}})
     weight = Param("weight", TensorSpec((1,), "float32"), "weight")
     skeleton = ModelStructure(modules=(), params=(weight,), containers=frozenset())

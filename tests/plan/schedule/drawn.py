@@ -1,4 +1,4 @@
-"""Simulated schedules to draw."""
+"""Simulated schedules for tests that draw them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def split() -> Timeline:
 
 
 def lanes(timeline: Timeline) -> tuple[Lane, Lane]:
-    """A lane with the last tenth of each action, and one with a stretch per rank that ends after the schedule."""
+    """Return a lane with the last tenth of each action, and one whose stretches end after the schedule.
+
+    The second has one stretch per rank.
+    """
     ends = [Stretch(e.rank, e.end - (e.end - e.start) / 10, e.end, f"{e.action}: over tp") for e in timeline.events]
     parts = (Part("all_gather", 4, 3 << 30, 1.5), Part("reduce_scatter", 1, 1 << 20, 1.0))
     late = max(0.0, timeline.makespan - 1.0)

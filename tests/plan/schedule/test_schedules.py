@@ -97,7 +97,7 @@ def test_too_few_micro_batches_only_leave_ranks_idle(scheduler: str, micros: int
 
 
 def fitted(scheduler: str, ranks: int, chunks: int, micros: int) -> tuple[int, int, int]:
-    """The nearest shape that the scheduler can have."""
+    """Return the nearest shape that the scheduler supports."""
     rule = schedules.RULES[scheduler]
     chunks = 1 if ranks == 1 or rule.single else 2 if rule.v else max(chunks, 2) if rule.several else chunks
     return ranks, chunks, max(micros, ranks * chunks) if rule.full else micros

@@ -1,4 +1,4 @@
-"""torch's own schedules beside ours, on a fake process group: one process that counts as one rank of many."""
+"""torch's own schedules compared with ours, on a fake process group: one process stands for one rank of many."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def one_of(ranks: int, rank: int = 0) -> Iterator[dist.ProcessGroup]:
 
 
 class Noted(PipelineStage):
-    """A stage that notes the order in which torch runs it."""
+    """A stage that records the order in which torch runs its actions."""
 
     def __init__(self, index: int, stages: int, group: dist.ProcessGroup) -> None:
         takes, gives = torch.zeros(1, 1, requires_grad=index > 0), torch.zeros(1, 1, requires_grad=True)
@@ -60,7 +60,7 @@ class Noted(PipelineStage):
         self.row: list[Action] = []
 
     def _warmup_backward_result(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        # the vote for static shapes is unanimous: a fake group cannot carry it
+        # a fake group cannot exchange the votes for static shapes
         return torch.ones(1, dtype=torch.int32)
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -73,7 +73,7 @@ class Noted(PipelineStage):
 
 
 def as_run(scheduler: str, ranks: int, rank: int, micros: int) -> Row:
-    """What ``rank`` does when torch runs its schedule."""
+    """Return the actions of ``rank`` in the order in which torch runs its schedule."""
     with one_of(ranks, rank) as group:
         stage = Noted(rank, ranks, group)
         run = SINGLE[scheduler](stage, micros, loss_fn=nn.functional.mse_loss)
@@ -87,7 +87,7 @@ def stages(places: tuple[int, ...], group: dist.ProcessGroup) -> list[Noted]:
 
 
 def of_torch(kind: type, ranks: int, chunks: int, micros: int, v: bool = False) -> Schedule:
-    """Every rank's order, as torch works it out; its waits left out, and what it overlaps one after the other."""
+    """Return every rank's order as torch computes it, without waits; overlapped actions are in sequence."""
     with one_of(ranks) as group:
         parts = stages(schedules.placement(ranks, chunks, v), group)
         order = kind(parts, micros, loss_fn=nn.functional.mse_loss).pipeline_order
@@ -169,7 +169,7 @@ def test_torchs_runtime_takes_ours_and_finds_no_deadlock(scheduler: str, chunks:
         chunks = 1
     places = schedules.placement(ranks, chunks, v)
     with one_of(ranks) as group:
-        parts: list[Any] = list(stages(places, group))  # lowering looks at their numbers only
+        parts: list[Any] = list(stages(places, group))  # lowering reads only their numbers
         for micros in range(len(places) if rule is not None and rule.full else ranks, 2 * ranks + 4):
             if rule is None:
                 ours = schedules.forward_only(places, micros)
@@ -184,7 +184,7 @@ def test_torchs_runtime_takes_ours_and_finds_no_deadlock(scheduler: str, chunks:
 
 
 def as_lowered(order: dict[int, list[_Action]], places: tuple[int, ...], ranks: int) -> Schedule:
-    """What is left of torch's sends, receives and actions once its own check has run them."""
+    """Return the compute actions that remain when torch's own check has run its sends, receives and actions."""
     messages = ("SEND", "RECV", "WAIT_SEND")  # the last since torch 2.15
     known = {
         r: [a for a in row if a.is_compute_op or a.computation_type.name.startswith(messages)]

@@ -1,4 +1,4 @@
-"""MindSpore's sequence pipelines against their closed formulas."""
+"""MindSpore's sequence pipelines compared with their closed formulas."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(scheduler: str, p: int, v: int, m: int, s: int, transfer: float = 0.0) -
 
 
 def peak(scheduler: str, p: int, v: int, s: int) -> int:
-    """Pieces of one chunk that the first rank holds, of as many as p divides."""
+    """Return how many pieces of one chunk the first rank holds, if p divides their number."""
     if scheduler == "seqpipe":
         return p - 1 + s if v == 1 else 2 * (p - 1) + (v - 1) * p * s + s
     return (1 if scheduler == "seqsmartvpp" else 2) * (p - 1) + (v - 1) * p + s
@@ -39,7 +39,10 @@ SHAPES = [(n, p, v, s) for n in SEQ for p in (2, 4, 8) for v in (1, 2, 3) for s 
 
 @pytest.mark.parametrize(("scheduler", "p", "v", "s"), SHAPES)
 def test_bubble_memory_and_messages_are_those_of_the_formulas(scheduler: str, p: int, v: int, s: int) -> None:
-    """Bubble (p - 1) t / (v s), where t is the time of one micro batch on a rank, and messages s times as many."""
+    """The bubble is (p - 1) t / (v s), where t is the time of one micro batch on a rank.
+
+    There are s times as many messages.
+    """
     m = 2 * p
     t = run(scheduler, p, v, m, s)
     assert t.makespan - m * v * s * 3 == (p - 1) * 3

@@ -1,4 +1,4 @@
-"""Ranks that share cores: by hand, and laws that hold for every schedule."""
+"""Ranks that share cores: cases computed by hand, and laws that hold for every schedule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.plan.schedule.simulate import Cost, Deadlock, Timeline, simulate
 
 
 def one_node(rows: int, copies: int = 1) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Each pipeline rank is ``copies`` ranks of the one node."""
+    """Place ``copies`` ranks of each pipeline rank on one node."""
     return (((0, copies),),) * rows
 
 
@@ -26,28 +26,28 @@ def spans(t: Timeline) -> list[tuple[str, float, float]]:
 
 
 def test_two_ranks_on_one_core_by_hand() -> None:
-    """GPipe of two micro batches. What runs at once takes twice as long; alone it does not.
+    """The schedule is GPipe with two micro batches; two actions at once take twice as long.
 
-    1F0 and 0F1 begin at 1 and end at 3; 1F1 is alone until 4, 1B0 until 6. Then 1B1 and 0B0 share: 6 to 10.
-    0B1 is alone.
+    1F0 and 0F1 begin at 1 and end at 3; 1F1 is alone until 4, 1B0 until 6. Then 1B1 and 0B0 share the core from 6 to
+    10, and 0B1 is alone.
     """
     found = simulate_shared(schedules.build("gpipe", 2, 1, 2), (0, 1), cost(2), Cores(1, one_node(2)))
     assert spans(found) == [
         ("0F0", 0, 1), ("0F1", 1, 3), ("0B0", 6, 10), ("0B1", 10, 12),
         ("1F0", 1, 3), ("1F1", 3, 4), ("1B0", 4, 6), ("1B1", 6, 10),
     ]  # fmt: skip
-    assert found.makespan == pytest.approx(12)  # of one core that is never idle
+    assert found.makespan == pytest.approx(12)  # one core is never idle
     assert found.busy == pytest.approx((9, 9))
 
 
 def test_copies_of_a_rank_are_at_work_with_it() -> None:
-    """One stage on three ranks and two cores: all take half as long again."""
+    """One stage on three ranks and two cores: every action takes 1.5 times as long."""
     found = simulate_shared(schedules.build("1f1b", 1, 1, 1), (0,), cost(1), Cores(2, one_node(1, 3)))
     assert spans(found) == [("0F0", 0, 1.5), ("0B0", 1.5, 4.5)]
 
 
 def test_a_message_on_its_way_takes_no_core() -> None:
-    """0F1 has the core while the message of 0F0 travels for 0.5, then both share it."""
+    """0F1 has the core alone for 0.5, while the message of 0F0 is sent; then 0F1 and 1F0 share it."""
     found = simulate_shared(schedules.build("gpipe", 2, 1, 2), (0, 1), cost(2, 0.5), Cores(1, one_node(2)))
     assert spans(found)[:2] == [("0F0", 0, 1), ("0F1", 1, 2.5)]
     assert spans(found)[4] == ("1F0", 1.5, 3)
@@ -60,7 +60,7 @@ def test_nodes_have_cores_of_their_own() -> None:
 
 
 def test_a_core_is_faster_while_others_rest() -> None:
-    """One micro batch through two stages: of two cores one is always at rest, and the other half as fast again."""
+    """One micro batch passes two stages: one of two cores is always idle, so the other is 1.5 times as fast."""
     found = simulate_shared(schedules.build("1f1b", 2, 1, 1), (0, 1), cost(2), Cores(2, one_node(2), alone=1.5))
     assert [e.end - e.start for e in found.events] == pytest.approx([2 / 3, 4 / 3] * 2)
     assert found.makespan == pytest.approx(4)
@@ -74,7 +74,7 @@ def test_with_all_cores_at_work_none_is_faster() -> None:
 
 
 def test_the_slowest_node_of_a_row_holds_up_the_others() -> None:
-    """Of three ranks two are on the first node, with one core."""
+    """Two of three ranks share the one core of the first node."""
     split = Cores(1, (((0, 2), (1, 1)),))
     found = simulate_shared(schedules.build("1f1b", 1, 1, 1), (0,), cost(1), split)
     assert found.makespan == pytest.approx(6)
@@ -106,9 +106,10 @@ def test_laws(
     copies: int,
     quick: float,
 ) -> None:
-    """Never shorter than with cores for all, nor than its work over the cores; the same where there are enough.
+    """A step on shared cores takes at least as long as with a core per rank, and as its work over the cores.
 
-    With cores that are ``quick`` alone nothing is shorter than if they always were.
+    It takes the same time if there are enough cores. If a core that works alone is ``quick`` times as fast, no action
+    is shorter than with cores that are always that fast.
     """
     rows, place = schedules.build(kind, ranks, 1, micros), tuple(range(ranks))
     costs = Cost(tuple(times[:ranks]), tuple(times[4 : 4 + ranks]), (1,) * ranks, transfer)
@@ -131,7 +132,7 @@ def test_laws(
 
 @given(ranks=st.integers(2, 4), micros=st.integers(1, 6), transfer=st.sampled_from([0.0, 0.3]))
 def test_rows_that_nothing_slows_are_those_of_the_plain_simulation(ranks: int, micros: int, transfer: float) -> None:
-    """A rank besides that is crowded, with nothing to do: the clock goes, and tells the same times."""
+    """One more rank shares its core but has no actions, so the simulation with a clock must give the same times."""
     rows = (*schedules.build("1f1b", ranks, 1, micros), ())
     crowded = Cores(1, (*(((n, 1),) for n in range(ranks)), ((9, 2),)))
     found = simulate_shared(rows, tuple(range(ranks)), cost(ranks, transfer), crowded)

@@ -16,7 +16,7 @@ GRID = [(p, v, m) for p in (1, 2, 3, 4, 8) for v in (1, 2, 4) for m in (p, p + 1
 
 
 def flat(stages: int, forward: int = 1, backward: int = 2, transfer: float = 0.0) -> Cost:
-    """The same cost for every stage; activations of one byte."""
+    """The same cost for every stage, with activations of one byte."""
     return Cost((forward,) * stages, (backward,) * stages, (1,) * stages, transfer)
 
 
@@ -26,7 +26,7 @@ def run(scheduler: str, ranks: int, chunks: int, micros: int, cost: Cost) -> Tim
 
 
 def bubble_ratio(t: Timeline) -> float:
-    """Idle time over working time of the busiest rank: the papers' measure, (p - 1) / m for 1F1B."""
+    """Return idle over working time of the busiest rank, as papers measure it: (p - 1) / m for 1F1B."""
     return (t.makespan - max(t.busy)) / max(t.busy)
 
 
@@ -36,7 +36,7 @@ def bubble_ratio(t: Timeline) -> float:
 def test_bubble_messages_and_work_are_those_of_the_formulas(
     scheduler: str, p: int, v: int, m: int, forward: int, backward: int
 ) -> None:
-    """For all four the bubble is (p - 1) t / v, where t is the time of one micro batch on a rank."""
+    """For all these schedulers the bubble is (p - 1) t / v, where t is the time of one micro batch on a rank."""
     t = run(scheduler, p, v, m, flat(p * v, forward, backward))
     chunk = forward + backward
     assert t.busy == (m * v * chunk,) * p
@@ -71,7 +71,10 @@ def test_interleaved_1f1b_holds_its_warm_up_plus_one(p: int, v: int, m: int) -> 
 def test_less_memory_holds_one_micro_batch_a_rank_for_the_same_bubble_but_pays_for_transfers(
     p: int, v: int, m: int
 ) -> None:
-    """Peak p and bubble (p - 1) t / v at no latency; interleaved 1F1B hides transfers with what it holds more."""
+    """Without latency, the peak is p and the bubble (p - 1) t / v.
+
+    Interleaved 1F1B keeps more micro batches in flight, which hides transfers.
+    """
     place = schedules.placement(p, v)
     t = simulate(schedules.build("1f1b", p, v, m, less_memory=True), place, flat(p * v))
     assert t.makespan - m * v * 3 == (p - 1) * 3
@@ -85,7 +88,10 @@ def test_less_memory_holds_one_micro_batch_a_rank_for_the_same_bubble_but_pays_f
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 32)])
 def test_a_split_backward_fills_the_bubble_with_weight_gradients(p: int, m: int) -> None:
-    """ZB-H1 (arXiv 2401.10241), as long as W fits: (p - 1)(tf + ti - tw), no more memory than 1F1B's first rank."""
+    """ZB-H1 (arXiv 2401.10241): if W fits, the bubble is (p - 1)(tf + ti - tw).
+
+    No rank needs more memory than 1F1B's first rank.
+    """
     t = run("zero_bubble_h1", p, 1, m, flat(p))
     assert t.makespan - m * 3 == p - 1
     assert t.peak == t.in_flight == (p,) * p
@@ -98,7 +104,10 @@ def test_a_split_backward_fills_the_bubble_with_weight_gradients(p: int, m: int)
 def test_a_v_waits_for_the_first_micro_batch_only_and_its_ranks_hold_the_same(
     p: int, m: int, tf: int, ti: int, tw: int
 ) -> None:
-    """ZB-V: (p - 1) of the longer of F and I of one chunk (none of it for an optimizer that does not wait), p held."""
+    """ZB-V: the bubble is (p - 1) times the longer of F and I of one chunk, and every rank holds p micro batches.
+
+    There is no bubble if the optimizer does not wait.
+    """
     cost = Cost((tf,) * 2 * p, (ti + tw,) * 2 * p, (1,) * 2 * p, weight=(tw,) * 2 * p)
     t = run("zero_bubble_v", p, 2, m, cost)
     assert t.makespan - 2 * m * (tf + ti + tw) == pytest.approx((p - 1) * max(tf, ti))
@@ -137,7 +146,7 @@ times = st.integers(1, 9)
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> tuple[Schedule, tuple[int, ...], Cost]:
-    """Any available schedule with any stage costs."""
+    """Draw any schedule, with any stage costs."""
     scheduler, p = draw(st.sampled_from(list(schedules.RULES))), draw(st.integers(1, 5))
     rule = schedules.RULES[scheduler]
     v = 1 if rule.single or (rule.v and p == 1) else 2 if rule.v else draw(st.integers(1 + rule.several, 3))
@@ -165,7 +174,7 @@ def test_everything_starts_as_soon_as_it_can_and_no_sooner(pipeline: tuple[Sched
 
 
 def result(a: Action) -> Action:
-    """I is as good as B to those who wait."""
+    """Return B for I, because an action that waits for a backward only needs its I."""
     return a._replace(kind="B") if a.kind == "I" else a
 
 
@@ -182,7 +191,10 @@ def inputs(a: Action, stages: int) -> list[Action]:
 def test_no_replay_holds_more_than_was_simulated(
     pipeline: tuple[Schedule, tuple[int, ...], Cost], random: Random
 ) -> None:
-    """Law 4. Ranks go on in any order that their inputs allow; what they hold is counted by what is in hand."""
+    """Law 4: ranks run in any order that their inputs allow.
+
+    The memory of a rank is counted from the activations that it holds.
+    """
     schedule, place, cost = pipeline
     t = simulate(schedule, place, cost)
     hands: list[set[tuple[int, int]]] = [set() for _ in schedule]

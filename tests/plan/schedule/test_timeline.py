@@ -75,7 +75,7 @@ def test_a_trace_in_seconds_says_them_and_goes_on_to_the_end_of_the_step() -> No
 
 
 def threads(text: str) -> dict[str, list[dict[str, Any]]]:
-    """Events by the name of their thread, in the order that viewers show threads in."""
+    """Return events by the name of their thread, in the order in which viewers show threads."""
     rows = json.loads(text)["traceEvents"]
     place = {e["tid"]: e["args"]["sort_index"] for e in rows if e["name"] == "thread_sort_index"}
     names = {e["tid"]: e["args"]["name"] for e in rows if e["name"] == "thread_name"}
@@ -114,7 +114,7 @@ def test_messages_are_told_with_where_they_go() -> None:
 
 
 def test_messages_that_overlap_are_on_threads_of_their_own() -> None:
-    """One is on its way for 2.5 while two more leave."""
+    """A message takes 2.5, and two more leave in that time."""
     trace = json.loads(chrome(drawn("gpipe", 2, 1, 4, transfer=2.5), after=AFTER))["traceEvents"]
     names = [e["args"]["name"] for e in trace if e["name"] == "thread_name"]
     assert names.count("pipeline rank 0: messages") == 3

@@ -83,7 +83,7 @@ AFTER = (("gradients and weights on the network", 2.0), ("optimizer", 1.0))
 
 
 def stretches(picture: str) -> dict[tuple[int, str], list[tuple[int, int]]]:
-    """By row and color, from where to where in tenths of a pixel."""
+    """Return stretches (from, to) in tenths of a pixel, by row and color."""
     found: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for path in ElementTree.fromstring(picture).iterfind(f"{SVG}g/{SVG}path"):
         x = y = 0
@@ -124,7 +124,7 @@ def test_in_seconds_the_picture_ends_with_the_step() -> None:
         "rank 0", "busy 56%, holds 3", "rank 1", "busy 56%, holds 3", "seconds",
     ]  # fmt: skip
 
-    # what comes last goes on to the end of the axis, over both rows
+    # the last part reaches the end of the axis and covers both rows
     named = bars(picture)
     assert [name for name, _ in named[:2]] == ["gradients and weights on the network, 2.0 s", "optimizer, 1.0 s"]
     assert [name for name, _ in named[2:4]] == ["0F0, 1.0 s", "0F1, 1.0 s"]

@@ -1,4 +1,4 @@
-"""Who reads what: every sample once a pipeline and tensor-parallel group, unless asked to read more."""
+"""Which ranks read which samples: each group of pp and tp reads a sample once, unless it is set to read more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels together, and what becomes of each size that is asked for."""
+"""Which tensors travel together, and how each requested size is applied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``train.compile``: which modules are compiled, and what is refused with the whole of its text."""
+"""``train.compile``: which modules are compiled, and the full text of each refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slices that a layout can hand out."""
+"""Slices of a batch that a layout can produce."""
 
 from __future__ import annotations
 

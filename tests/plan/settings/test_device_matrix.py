@@ -1,4 +1,4 @@
-"""Which engine cuts the operators, and why."""
+"""Which engine splits the operators, and why."""
 
 from __future__ import annotations
 

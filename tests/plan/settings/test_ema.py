@@ -1,4 +1,4 @@
-"""``train.ema``: weights in which an average would be lost."""
+"""``train.ema``: weights whose precision would lose the average."""
 
 from __future__ import annotations
 

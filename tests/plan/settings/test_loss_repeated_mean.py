@@ -1,4 +1,4 @@
-"""``loss_repeated_mean``: a loss that the ranks of tp repeat counts once, or once each."""
+"""``loss_repeated_mean``: a loss that is the same on all ranks of tp counts once, or once per rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says of what is sent beside the computation, and what of matmuls over ``tp`` is."""
+"""What a plan says about communication beside computation, also for matmuls over ``tp``."""
 
 from __future__ import annotations
 

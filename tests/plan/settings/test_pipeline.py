@@ -1,4 +1,4 @@
-"""Schedulers beside settings that they cannot go with, and ``scheduler=auto``: the shortest simulated step."""
+"""Schedulers that do not work with other settings, and ``scheduler=auto``: the shortest simulated step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a precision comes to, and in which dtype gradients travel."""
+"""Which dtypes a precision stands for, and in which dtype gradients travel."""
 
 from __future__ import annotations
 

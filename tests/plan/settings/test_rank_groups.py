@@ -1,4 +1,4 @@
-"""The groups that a plan names are those that the ranks make."""
+"""The groups that a plan names are those that the ranks create."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def as_json(plan: Plan) -> str:
 
 
 def rank_groups(world: World, plan: Plan) -> dict[str, list[int]]:
-    """Every group that this rank is in, by the name that the file gives it."""
+    """Return every group that this rank is in, by its name in the group file."""
     meshes = mesh.build(plan.sizes.grid, "cpu", plan.ties)
     axes = meshes.mesh.mesh_dim_names or ()
     found = {axis: dist.get_process_group_ranks(meshes.mesh.get_group(axis)) for axis in axes}

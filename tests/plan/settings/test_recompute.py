@@ -1,4 +1,4 @@
-"""Which modules ``parallel.recompute`` chooses, and what it refuses, with a cure that works."""
+"""Which modules ``parallel.recompute`` selects, and what it refuses, with a cure that works."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ REFUSED = {
 
 
 def apart(text: str) -> list[str]:
-    """Overrides between spaces; those inside braces belong to a value."""
+    """Split overrides at spaces, but not inside braces."""
     return re.findall(r"(?:[^\s{]|\{.*?\})+", text)
 
 
 def typed(text: str) -> list[str]:
-    """Overrides apart: each begins with its section, after a space."""
+    """Split overrides at each space that is followed by a section."""
     return re.split(r" (?=launch\.|parallel\.)", text)
 
 

@@ -1,4 +1,4 @@
-"""A list of ties must be what the model has: it ties nothing and unties nothing."""
+"""A list of ties must match the ties of the model: it ties nothing and unties nothing."""
 
 from __future__ import annotations
 

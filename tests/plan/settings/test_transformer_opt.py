@@ -1,4 +1,4 @@
-"""The switches of parallel_speed_up.json: each says what became of it, a wrong one is refused with its line."""
+"""The switches of parallel_speed_up.json: each has a status, and a wrong one is refused with its line."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ SMALL = skeleton({"a.weight": (2,), "b.weight": (2,)})
 
 
 def test_strict_waits_for_the_plan_where_that_decides() -> None:
-    """What a plan shards is not known before the model is read."""
+    """Which weights a plan shards is known only after the model is read."""
     typed = [f"{KEY}.strict=true", f"{KEY}.computation_allgather_overlap=true", *SHARDED.split()]
     key = f"{KEY}.computation_allgather_overlap"
     with pytest.raises(RequestError) as caught:

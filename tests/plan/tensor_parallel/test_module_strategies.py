@@ -1,4 +1,4 @@
-"""Operator strategies, in each form that they may be written in, as the splits of parameters and activations."""
+"""Operator strategies, in every form in which they can be written, become splits of parameters and activations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that one run has worked out are what another is told."""
+"""A run reads the operators that another run has written to a file."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_what_was_saved_in_either_form_plans_the_same_text(choice: str, name: st
 
 
 def planned(folder: Path, **parallel: Any) -> str:
-    """The plan's text, once its files are written."""
+    """Write the files of the plan, and return its text."""
     j = job(model__layers=2, model__tied=False, launch__nproc=4, parallel=parallel)
     made = plan_job(j)
     write(j, made, folder)
@@ -102,7 +102,7 @@ def planned(folder: Path, **parallel: Any) -> str:
 
 
 def without(text: str, key: str) -> str:
-    """Without the row of a setting, however many lines it has."""
+    """Return ``text`` without the row of a setting, which may have several lines."""
     out = re.sub(rf"^  (settings|        )  parallel\.{key}.*\n(             .*\n)*", "", text, flags=re.MULTILINE)
     assert out != text
     return out

@@ -1,4 +1,4 @@
-"""Layouts that a file gives parameters are had by cutting the operators that own them, or refused."""
+"""Layouts of parameters from a file are reached by splitting the operators that own them, or refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def model(tied: bool = False) -> ModelStructure:
 
 
 def file(grid: Grid = GRID, **splits: tuple[tuple[str, ...], ...]) -> ParamLayouts:
-    """``up_weight`` is that of ``up.weight``; the others are whole."""
+    """Return layouts with these splits, where ``up_weight`` stands for ``up.weight``; the others are not split."""
     every = WHOLE | {name.replace("_", "."): split for name, split in splits.items()}
     return ParamLayouts("p.json", {n: Layout(grid, SHAPES[n], split) for n, split in every.items()})
 

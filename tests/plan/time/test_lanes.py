@@ -1,4 +1,4 @@
-"""Collectives beside the actions of a step: by hand, and that they say what the terms of the step say."""
+"""Collectives beside the actions of a step: computed by hand, and equal to the terms of the step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.plan.time.test_prediction import (
 )
 
 TP = (("all_gather", 2 * 10**10, 1),)
-"""0.1 s over two ranks."""
+"""A collective of 0.1 s over two ranks."""
 SENDING = replace(STAGE, forward=ActionWork(SECOND, TP), backward=ActionWork(TWO, TP))
 TWO_TP = Grid.of(pp=1, dp_replicate=1, dp_shard=1, tp=2)
 HALVES = Grid.of(pp=1, dp_replicate=1, dp_shard=2, tp=1)
@@ -46,7 +46,7 @@ def term(found: Prediction, name: str) -> float:
 def test_where_nothing_is_sent_there_is_no_lane() -> None:
     assert step(work(2, 2)).lanes == ()
     sent = replace(RANK, share=(("all_gather", 10**10, 1),), tied=(("all_reduce", 10**10, 1),))
-    assert step(work(1, 2, ranks=(sent,), stages=(SENDING,))).lanes == ()  # to nobody else
+    assert step(work(1, 2, ranks=(sent,), stages=(SENDING,))).lanes == ()  # there is no other rank to send to
 
 
 def test_collectives_over_tp_lie_at_the_end_of_the_action_that_waits_for_them() -> None:
@@ -58,7 +58,7 @@ def test_collectives_over_tp_lie_at_the_end_of_the_action_that_waits_for_them() 
 
 
 def test_of_a_backward_in_halves_the_first_waits() -> None:
-    """One of its two products is put off: it takes a second, and sends nothing."""
+    """The second of the two products is deferred: it takes a second and sends nothing."""
     stage = replace(SENDING, late=SECOND)
     grid = Grid.of(pp=2, dp_replicate=1, dp_shard=1, tp=2)
     order = schedules.build("zero_bubble_h1", 2, 1, 2)
@@ -71,7 +71,7 @@ def test_of_a_backward_in_halves_the_first_waits() -> None:
 
 
 def test_weights_and_gradients_end_with_what_is_waited_for() -> None:
-    """A quarter of 0.4 s after 3 s."""
+    """The step waits for a quarter of 0.4 s, after 3 s of work."""
     sent = replace(RANK, share=(("all_gather", 2 * 10**10, 1), ("reduce_scatter", 2 * 10**10, 3)))
     found = step(work(1, 1, grid=HALVES, ranks=(sent,)), exposed=0.25)
     (one,) = lane(found, "data-parallel")
@@ -106,7 +106,7 @@ def test_a_wait_longer_than_the_collectives_is_drawn_as_long() -> None:
 
 
 def test_what_shared_cores_hide_never_begins_before_the_step() -> None:
-    """Two copies on one core: 3 s of work take 6, and of 10 s of sums 6 are hidden behind it."""
+    """Two copies share a core: 3 s of work take 6 s, which hide 6 s of the 10 s of all-reduces."""
     sent = replace(RANK, same=(("all_reduce", 10**12, 1),))
     grid = Grid.of(pp=1, dp_replicate=2, dp_shard=1, tp=1)
     one_core = speeds_of(Cluster.model_validate(FAST | {"cores_per_node": 1, "overheads": {"exposed_sums": 0}}), "fp32")
@@ -167,7 +167,7 @@ def test_lanes_say_what_the_terms_of_the_step_say(there: set[str], changes: dict
     waited = sum(s.seconds for s in lanes.get("tp", ()) if s.rank == most)
     assert waited == pytest.approx(term(found, "collectives over tp"))
 
-    # of weights and gradients: one a rank, the last ends where nobody waits any more
+    # weights and gradients: one lane per rank; the last ends when no rank waits any more
     weights = lanes.get("data-parallel", ())
     assert len({s.rank for s in weights}) == len(weights)
     ends = timeline.makespan + term(found, "gradients and weights on the network")

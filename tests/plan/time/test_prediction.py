@@ -1,4 +1,4 @@
-"""Steps of made-up work whose seconds are known, and laws that hold for plans."""
+"""Steps of synthetic work whose seconds are known, and laws that hold for all plans."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAST: dict[str, Any] = {
     "kernels": {"small": 0, "launch_us": 0, "memory": 1}, "overheads": {"exposed": 1, "exposed_sums": 1},
 }  # fmt: skip
 SECOND = Operations(((Product(1000, 1000, 500_000, 1, 0), 1),))
-"""One of the device above: 1e12 flops, and no bytes."""
+"""One second of work on the device above: 1e12 flops, and no bytes."""
 TWO = Operations(((Product(1000, 1000, 500_000, 1, 0), 2),))
 STAGE = StageWork(ActionWork(SECOND), ActionWork(TWO), late=NOTHING, saved=0, waits=0)
 RANK = RankWork(share=(), same=(), tied=(), state=0, memory=0)
@@ -72,14 +72,14 @@ def test_one_stage_takes_the_sum_of_its_micro_batches() -> None:
 
 
 def test_a_pipeline_has_the_bubble_of_1f1b() -> None:
-    """Of p equal stages and m micro batches (m + p - 1) passes."""
+    """With p equal stages and m micro batches, a step takes (m + p - 1) passes."""
     found = step(work(4, 8))
     assert found.seconds == pytest.approx((8 + 3) * 3)
     assert terms(found) == {"kernels": 24.0, "pipeline bubble": 9.0}
 
 
 def test_messages_between_stages_make_the_bubble_longer() -> None:
-    """0.1 s each: two on the way of each of the stages that the first micro batch passes, and back."""
+    """Each message takes 0.1 s; the first micro batch sends one to every next stage, and one back."""
     found = step(work(2, 2, crossings=(10**10,)))
     assert found.seconds > 9
     assert terms(found)["kernels"] == 6.0
@@ -136,7 +136,7 @@ def test_without_speeds_nothing_is_predicted() -> None:
 
 
 def test_what_is_predicted_changes_nothing_else_of_a_plan() -> None:
-    cpu = {"launch": {"nproc": 1, "device": "cpu"}}  # devices of a cluster have kernels that this one lacks
+    cpu = {"launch": {"nproc": 1, "device": "cpu"}}  # a cluster's devices have kernels that a CPU lacks
     with_speeds, without = planned(**cpu), plan_job(job(**cpu))
     assert with_speeds.estimate.step is not None
     assert replace(with_speeds, estimate=replace(with_speeds.estimate, step=None)) == without
@@ -169,7 +169,7 @@ def test_terms_add_up_to_the_step() -> None:
 
 
 def test_cores_that_rest_make_kernels_faster_and_no_network() -> None:
-    """A rank on each of two nodes with two cores: 3 s of kernels, and 10 GB around a ring of 10 GB a second."""
+    """Two nodes with two cores run one rank each: 3 s of kernels, and 10 GB over a ring with 10 GB per second."""
     sends = RankWork(share=(), same=(("all_reduce", 10**10, 1),), tied=(), state=0, memory=0)
     grid = Grid.of(pp=1, dp_replicate=2, dp_shard=1, tp=1)
     made = work(1, 1, grid=grid, ranks=(sends,))
@@ -187,7 +187,7 @@ def test_cores_that_rest_make_kernels_faster_and_no_network() -> None:
 
 
 def test_a_second_half_takes_its_products_and_nothing_else_of_a_backward() -> None:
-    """Norms, attention, the loss and the gradients of inputs are in the first one."""
+    """Norms, attention, the loss and the gradients of inputs are in the first half."""
     split = {"stages": 2, "scheduler": "zero_bubble_h1", "micro_batch_num": 4}
     made = planned(parallel__pipeline=split, launch__nproc=2)
     found = made.estimate.step
@@ -207,7 +207,7 @@ def test_a_second_half_takes_its_products_and_nothing_else_of_a_backward() -> No
 
 @pytest.mark.parametrize(("grid", "seconds"), [({"dp_shard": 4}, 1.5), ({"pp": 2, "dp_shard": 2}, 2.0)])
 def test_groups_that_are_at_it_at_once_share_the_cores(grid: dict[str, int], seconds: float) -> None:
-    """A ring of all four ranks on two cores takes what was measured of one, two of two ranks twice as long."""
+    """On two cores, a ring of all four ranks takes the measured time of one ring; two rings of two take twice that."""
     sizes = Grid.of(**{"pp": 1, "dp_replicate": 1, "dp_shard": 1, "tp": 1} | grid)
     sends = replace(RANK, share=(("all_gather", 2 * 10**11, 1),))
     made = work(sizes["pp"], 1, grid=sizes, ranks=(sends,) * sizes["pp"])

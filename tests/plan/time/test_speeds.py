@@ -1,4 +1,4 @@
-"""Seconds by hand: every figure is worked out here from the numbers of the cluster."""
+"""Seconds computed by hand: every figure is derived here from the numbers of the cluster."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_ring_inside_a_node() -> None:
 
 
 def test_a_pair_across_nodes_has_the_network_and_not_the_links_of_a_node() -> None:
-    """Two ranks with one member each on two nodes share one adapter each, however near their numbers are."""
+    """Two ranks on two nodes use the network adapters, even if their rank numbers are adjacent."""
     near = speeds().collective_seconds("all_gather", 100_000_000, (2, 3))
     far = speeds().collective_seconds("all_gather", 100_000_000, (3, 4))
     assert near == pytest.approx(2e-6 + 0.5 * 100e6 / 200e9)
@@ -76,7 +76,10 @@ def test_a_group_has_the_adapters_of_its_members_on_a_node() -> None:
 
 
 def test_few_devices_of_a_mesh_have_few_of_its_lines() -> None:
-    """Lines between each two of four: a pair has one of three, three have two each, a message goes over one."""
+    """In a mesh of four devices there is a line between each two of them.
+
+    A pair uses one of a device's three lines, three devices use two of them each, and a message uses one.
+    """
     links = CLUSTER.links
     assert links is not None
     mesh = links.model_copy(update={"inside": links.inside.model_copy(update={"mesh": True})})
@@ -87,13 +90,13 @@ def test_few_devices_of_a_mesh_have_few_of_its_lines() -> None:
     assert found.collective_seconds("all_gather", 60_000_000, (0, 1, 2, 3)) == pytest.approx(6e-6 + 45e6 / 200e9)
     assert found.message_seconds(60_000_000, 0, 3) == pytest.approx(2e-6 + 60e6 / (200e9 / 3))
 
-    # between nodes it is the adapters that count, with one member a node too
+    # between nodes the adapters count, also with one member per node
     assert found.collective_seconds("all_gather", 80_000_000, (0, 4)) == pytest.approx(50e-6 + 40e6 / 10e9)
     assert found.collective_seconds("all_gather", 80_000_000, tuple(range(8))) == pytest.approx(7 * 50e-6 + 70e6 / 40e9)
 
 
 MEASURED_910B = {2: (38, 18), 4: (64, 30), 8: (149, 72)}
-"""GB/s of a whole tensor: all-gather and all-reduce of that many devices of an Atlas 800T A2 (HCCL, CANN 8.0)."""
+"""GB/s of a full tensor: all-gather and all-reduce over that many devices of an Atlas 800T A2 (HCCL, CANN 8.0)."""
 
 
 @pytest.mark.parametrize("ranks", MEASURED_910B)
@@ -116,7 +119,7 @@ def test_messages_go_over_the_link_between_their_ranks() -> None:
 
 
 def test_ranks_are_on_the_nodes_that_they_are_started_on() -> None:
-    """Two a node of four devices: ranks 1 and 2 are on different ones."""
+    """Two ranks start on each node of four devices, so ranks 1 and 2 are on different nodes."""
     sparse = speeds_of(CLUSTER, "bf16", per_node=2)
     assert sparse is not None
     assert sparse.message_seconds(10_000_000, 1, 2) == pytest.approx(50e-6 + 10e6 / 10e9)

@@ -1,4 +1,4 @@
-"""A step's operations are those of its products, counted once a sample whatever the layout."""
+"""The operations of a step are those of its products, counted once per sample in every layout."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ LAYOUTS = {
 
 
 def by_hand() -> int:
-    """Three times a forward's: per token two a weight of each product, and the scores and sums of attention."""
+    """Return three times the flops of a forward.
+
+    A token takes two per weight of each product, plus the scores and sums of attention.
+    """
     weights = LAYERS * (4 * DIM * DIM + 3 * DIM * FFN) + DIM * VOCABULARY
     attention = LAYERS * 2 * 2 * TIME * DIM
     return 3 * SAMPLES * TIME * (2 * weights + attention)
@@ -52,7 +55,7 @@ def test_a_product_that_every_rank_of_tp_does_counts_on_each() -> None:
 
 
 def test_pieces_of_a_sequence_need_less_attention_than_all_of_it() -> None:
-    """The first half does not look at the second: a causal model has no use for that quarter."""
+    """The first half does not attend to the second: causal attention skips that quarter."""
     plan = plan_job(job(model__ffn_dim=FFN, parallel=LAYOUTS["pieces"]))
     attention = 3 * SAMPLES * TIME * LAYERS * 2 * 2 * TIME * DIM
     assert by_hand() - attention // 2 <= plan.estimate.flops < by_hand()

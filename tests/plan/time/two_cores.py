@@ -1,4 +1,4 @@
-"""A machine of two cores in numbers: what tests expect of one does not hang on what ``here`` is measured to be."""
+"""The numbers of a machine with two cores, for tests that must not depend on how ``here`` was measured."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ WIDTH = 40
 
 
 def rows(*lines: int, stays: tuple[int, ...] = ()) -> list[PageRow]:
-    """Of so many lines each: ``0``, ``0 .1``, ``0 .2`` ..."""
+    """Return rows with so many lines each: ``0``, ``0 .1``, ``0 .2`` ..."""
     return [
         PageRow(tuple(str(i) if n == 0 else f"  {i} .{n}" for n in range(count)), i in stays)
         for i, count in enumerate(lines)

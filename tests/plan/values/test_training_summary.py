@@ -1,4 +1,4 @@
-"""The plan says what is trained on which samples, at which rates; what it says is what the schedule gives."""
+"""The plan says which samples are trained at which rates, and the rates are those of the schedule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = (
 
 
 def lines(*words: str) -> dict[str, str]:
-    """What the plan says of its training, by its labels."""
+    """Return what the plan says about its training, by label."""
     training = plan_job(compose([*SMALL, *words]).job).training
     assert training is not None
     return dict(training.lines())

@@ -1,4 +1,4 @@
-"""Ranks that join: one that fails, or is stopped, ends the others at once, whatever they wait for."""
+"""Ranks that join: a rank that fails or is stopped ends the others at once, whatever they wait for."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def joining(store: Store, rank: int, stop_signal: Callable[[], int] = never, tim
 
 
 def waits() -> None:
-    """As a collective in native code: it does not end."""
+    """Wait as a collective in native code does, which never returns."""
     threading.Event().wait(LIMIT_S)
 
 
 def elsewhere(act: Callable[[], None]) -> list[BaseException]:
-    """``act`` by another rank, a little later; what it has raised."""
+    """Run ``act`` a little later in another thread, as another rank would; return what it raises."""
     errors: list[BaseException] = []
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""What rank 0 makes of the answers of the other ranks."""
+"""How rank 0 evaluates the answers of the other ranks."""
 
 from __future__ import annotations
 

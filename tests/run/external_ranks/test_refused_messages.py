@@ -1,4 +1,4 @@
-"""A rank that refuses a message, as it is not signed with the secret of the job, ends the ranks that wait for it."""
+"""A rank that refuses a message without the job's signature ends the ranks that wait for it."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def order(folder: Path) -> Instruction:
 
 @contextmanager
 def forked(act: Callable[[], object]) -> Iterator[None]:
-    """``act`` in another process, which must fail."""
+    """Run ``act`` in a forked process, which must fail."""
     pid = os.fork()
     if pid == 0:
-        gc.freeze()  # of what threads of the other process have made, nothing may be collected here
+        gc.freeze()  # objects that other threads made must not be collected here
         gc.disable()
         try:
             act()
@@ -81,7 +81,7 @@ def follows(store: TCPStore, rank: int, key: bytes) -> None:
 
 
 def test_a_rank_that_refuses_its_order_ends_rank_0_and_those_that_join(store: TCPStore, tmp_path: Path) -> None:
-    """Rank 1 has another secret; rank 2 has its order, and waits for the others to join."""
+    """Rank 1 has another secret; rank 2 has its order and waits for the others to join."""
     at = place(0, 3)
     others, began = FollowerRanks(at, store, NetworkView(at, {})), time.monotonic()
     told: list[str] = []
@@ -135,5 +135,5 @@ def joining(store: Store, rank: int) -> Joining:
 
 
 def waits() -> None:
-    """As a collective in native code: it does not end."""
+    """Wait as a collective in native code does, which never returns."""
     threading.Event().wait(LIMIT_S)

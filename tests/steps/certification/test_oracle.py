@@ -1,4 +1,4 @@
-"""The reference that certificates go by: independent, and right by itself."""
+"""The reference of certificates is independent of the launcher's training code, and correct by itself."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from tests.steps.nets import Draws
 
 FOLDER = Path(initial_weights.__file__).parent
 MAY_IMPORT = {
-    "launcher.job.schema.job", "launcher.job.schema.components", "launcher.job.schema.data",  # what was asked
+    "launcher.job.schema.job", "launcher.job.schema.components", "launcher.job.schema.data",  # the request
     "launcher.job.schema.models", "launcher.job.schema.objective", "launcher.job.schema.optim",
     "launcher.job.schema.user_class",
-    "launcher.job.targets",  # classes that it names
+    "launcher.job.targets",  # classes that the request names
     "launcher.models.build", "launcher.data.source",
     "torch", "numpy",
 }  # fmt: skip
@@ -109,7 +109,7 @@ def test_each_data_parallel_rank_begins_with_the_buffers_of_the_step_before() ->
     found = t.backward((xs, y), None, 1.0)
     a, b = t.models[0].get_submodule("a"), t.models[0].get_submodule("b")
     losses, kept = [], []
-    for x, target in zip(xs[0].chunk(2), y.chunk(2), strict=True):  # a rank each
+    for x, target in zip(xs[0].chunk(2), y.chunk(2), strict=True):  # one rank each
         seen = torch.zeros(8, dtype=torch.float64)
         for micro, wanted in zip(x.chunk(2), target.chunk(2), strict=True):
             h = torch.tanh(a(micro)).detach()
@@ -268,7 +268,7 @@ class Shares(nn.Module):
 
 
 def test_what_a_model_shares_it_shares_on_a_device_that_takes_no_tensor_of_the_cpu() -> None:
-    """Meta is such a device: torch makes new parameters there, one for each name."""
+    """Meta is such a device: torch creates new parameters there, one for each name."""
     torn = Shares().to("meta")
     assert torn.a.weight is not torn.b.weight
     model = Shares()

@@ -1,4 +1,4 @@
-"""What a rank that has no memory left says of its device, and which lighter layout it proposes."""
+"""What a rank that runs out of memory says about its device, and which layout with less memory it proposes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ LM = ["recipe=lm_single", "data=random_tokens", "train.batch_size=16", "steps=[t
 def test_room_is_what_this_rank_has_and_what_is_free() -> None:
     assert FULL.others == 80 * GB - GB // 2 - 77 * GB
     assert FULL.room == 77 * GB + GB // 2
-    assert FULL.missing == 1  # in pieces: it would have fitted
+    assert FULL.missing == 1  # the free memory is fragmented: in one piece it would have fitted
     tight = replace(FULL, kept=GB, requested=4 * GB)
     assert tight.missing == 4 * GB - GB - GB // 2
 
 
 def proposed(missing: int, *words: str) -> tuple[str, int, int]:
-    """What is proposed where so many bytes are missing, what is planned then, and what was."""
+    """Return the proposal if so many bytes are missing, and the planned bytes with it and without it."""
     asked = compose([*LM, *words]).job
     plan = plan_job(asked)
     found = cure(replace(FULL, tensors=GB, kept=0, free=0, requested=missing), 0, asked, plan)
@@ -80,15 +80,15 @@ def test_what_is_proposed_has_room_for_the_fullest_moment_not_only_for_what_was_
 @pytest.mark.parametrize(
     ("at", "has_state", "times"),
     [
-        # by the plan it would have fitted: its tensors took more
+        # by the plan it would have fitted, but its tensors took more
         ({"tensors": 60, "requested": 15}, True, 1.25),
-        # before the first update the optimizer's 20 are not there yet
+        # before the first update the optimizer has not allocated its 20
         ({"tensors": 47, "requested": 1}, False, 1.2),
-        # far from the fullest moment nothing is known
+        # far from the peak nothing is known
         ({"tensors": 20, "requested": 4}, True, 1.0),
         # an allocator that takes a tenth more than tensors hold
         ({"tensors": 50, "kept": 5, "requested": 5}, True, 1.1),
-        # of the CPU only the whole process is known
+        # on the CPU only the memory of the process is known
         ({"tensors": 600, "total": 0}, True, 1.0),
     ],
     ids=["more than planned", "before an update", "early", "kept", "cpu"],
@@ -101,7 +101,7 @@ def test_the_margin_is_what_this_run_took_above_its_plan(at: dict[str, int], has
 
 
 def test_a_cure_has_room_for_what_this_run_took_above_its_plan() -> None:
-    """The first layout that would fit by its plan alone is not proposed to a rank that took 1.5 times its plan."""
+    """This rank took 1.5 times its plan, so the first layout that fits by its plan alone is not proposed."""
     asked = compose(LM).job
     plan = plan_job(asked)
     room = plan.estimate.memory[0].total
@@ -126,7 +126,7 @@ def message(error: BaseException, plan: object = None) -> str:
 
 
 def wrapped(cause: BaseException) -> RuntimeError:
-    """As torch's pipeline raises what a stage raised."""
+    """Wrap an error as torch's pipeline does for a stage."""
     error = RuntimeError("[Stage 0] failed to run forward: ...")
     error.__cause__ = cause
     return error

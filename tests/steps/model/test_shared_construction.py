@@ -1,4 +1,4 @@
-"""What is drawn before ranks are forked is what each of them would draw, and serves one build."""
+"""Meta models that are built before ranks are forked equal those that each rank would build; each serves one build."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ JOBS: dict[str, Job] = {
 
 
 def held(world: World, j: Job, plan: Plan, drawn: SharedMetaModels) -> list[Any]:
-    """What a rank has when it has built: the code and the names of its stages, and its numbers."""
+    """Return what a rank has after its build: the code and the names of its stages, and its values."""
     par = parallelize(drawn.take(j, plan), plan, mesh.build(plan.sizes.grid, "cpu", plan.ties), CPU)
     names = [[n for n, _ in part.module.named_modules()] for part in par.parts]
     return [[part.code for part in par.parts], names, [[p.name, p.value] for p in pieces(par, weights=True)]]
@@ -47,7 +47,7 @@ def same(a: Any, b: Any) -> bool:
 
 @pytest.fixture
 def count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How often this process, or one that was forked from it, has drawn."""
+    """Count the builds in this process and in processes forked from it."""
     done = [0]
 
     def counted(*args: Any, draw: Callable[..., Any] = shared_construction.draw) -> Any:
@@ -70,7 +70,7 @@ def test_a_rank_holds_the_same_whether_it_draws_or_was_forked_with_it(j: Job, co
             counts.append(count[0])
         return same(*both), counts
 
-    for _ in range(2):  # an attempt that starts again is forked with it, too
+    for _ in range(2):  # a restarted attempt is forked with it, too
         assert here(work, plan.sizes.grid.size) == [(True, [1, 2])] * plan.sizes.grid.size
 
 

@@ -1,4 +1,4 @@
-"""Strategies at random for the operators of a network."""
+"""Random strategies for the operators of a network."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from launcher.parallel.trace.model_facts import meta
 from launcher.planner.plan_job import builder, inputs
 
 SHARE = 0.7
-"""Of the operators, that get a strategy."""
+"""The share of operators that get a strategy."""
 
 
 def strategies(job: Job, ranks: int, seed: int) -> dict[str, dict[str, Any]]:
-    """For some of the modules with an operator of their own a device matrix, and axes for the dims of its inputs."""
+    """Draw a device matrix and axes for the input dims of some of the modules that are one operator."""
     draw = random.Random(seed)
     with default_dtype(torch.float64), torch.device("meta"):
         model = builder(job)()
@@ -41,7 +41,7 @@ def strategies(job: Job, ranks: int, seed: int) -> dict[str, dict[str, Any]]:
 
 
 def strategy(rule: OpRule, ranks: int, draw: random.Random) -> dict[str, Any]:
-    """A matrix whose axes cut letters, several of them one letter, or none."""
+    """Draw a matrix whose axes split letters: several axes one letter, or none."""
     factors = primes(ranks)
     draw.shuffle(factors)
     matrix: list[int] = []

@@ -1,4 +1,4 @@
-"""Operators inside of which ranks meet, each in a module of its own."""
+"""Operators with collectives inside, each in a module of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LogSumExp(nn.Module):
 
 
 class Narrow(nn.Module):
-    """Softmax in a dtype that is not that of its input."""
+    """Softmax in another dtype than that of its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.softmax(x, -1, dtype=torch.float32)
@@ -31,7 +31,7 @@ class Norms(nn.Module):
 
 
 class Softmaxes(nn.Module):
-    """The second of them gets no gradient back."""
+    """Several softmaxes; the second gets no gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Softmaxes(nn.Module):
 
 
 class Losses(nn.Module):
-    """Losses inside of a model are operators as others are: plain, weighted, smooth, added up, of probabilities."""
+    """Losses inside a model are operators like others: plain, weighted, smoothed, summed, and of probabilities."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Losses(nn.Module):
 
 
 class HalfIdle(nn.Module):
-    """The first layer is frozen, a branch leads nowhere, a layer is not called."""
+    """The first layer is frozen, one branch is unused, and one layer is not called."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Small networks whose operators are cut in all ways: none of them is ours."""
+"""Small networks, none of them the launcher's own, whose operators are split in all ways."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class Mlp(nn.Module):
-    """The first document's: Flatten, three products, two ReLU."""
+    """The network of MindSpore's first document: Flatten, three products, two ReLU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class MatMul(nn.Module):
 
 
 class Document(nn.Module):
-    """As MindSpore has it: MatMul takes a matrix (inputs, outputs)."""
+    """The same network as MindSpore writes it: MatMul takes a matrix (inputs, outputs)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Document(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """BatchNorm, pooling and a residual."""
+    """A network with BatchNorm, pooling and a residual."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Table and head are one tensor."""
+    """A network whose embedding and head are one tensor."""
 
     def __init__(self, layers: int = 2, dim: int = 16, heads: int = 4, vocab: int = 24) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Transformer(nn.Module):
 
 
 class TwoBranches(nn.Module):
-    """Branches that meet, one weight used twice, softmax and cat between them."""
+    """Two branches that meet; one weight is used twice, with softmax and cat in between."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An operator on the parts of several ranks against the same operator on whole tensors."""
+"""An operator on the parts of several ranks, compared with the same operator on full tensors."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SEED = 7
 
 
 def seed() -> None:
-    """Not ``torch.manual_seed``, which formats a traceback each time, for CUDA."""
+    """Seed the default generator; ``torch.manual_seed`` would format a traceback each time, for CUDA."""
     torch.default_generator.manual_seed(SEED)
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A graph, and the whole tensors that are its values in one run."""
+    """A graph, and the full tensors of its values in one run."""
 
     graph: OpGraph
     values: tuple[Tensor, ...]
@@ -45,7 +45,7 @@ class Recorded:
 
 
 def recorded(module: nn.Module, inputs: Sequence[Tensor]) -> Recorded:
-    """Every operator run on whole tensors, one by one."""
+    """Record a module, and run every operator on full tensors, one by one."""
     on_meta = [x.detach().to("meta").requires_grad_(x.requires_grad) for x in inputs]
     graph = record(copied(module).to("meta"), on_meta, ours=True)
     state = {
@@ -61,14 +61,14 @@ def recorded(module: nn.Module, inputs: Sequence[Tensor]) -> Recorded:
 
 
 def run_whole(node: OpNode, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """torch's operator as it was recorded, on copies."""
+    """Run torch's operator as it was recorded, on copies."""
     seed()
     out = bound(torch_op(node.op), node.args, dict(node.kwargs), CPU)(*[x.clone() for x in tensors])
     return (out,) if isinstance(out, Tensor) else tuple(out)
 
 
 def strategies(rule: OpRule, matrix: tuple[int, ...]) -> Iterator[OpStrategy]:
-    """Every way to give axes to letters, in every order, whose slices divide."""
+    """Yield every way to assign axes to letters, in every order, whose slices divide evenly."""
     for uses in itertools.product(("", *rule.letters), repeat=len(matrix)):
         of: dict[str, list[int]] = {}
         for axis, letter in enumerate(uses):
@@ -82,7 +82,7 @@ def strategies(rule: OpRule, matrix: tuple[int, ...]) -> Iterator[OpStrategy]:
 
 @dataclass(frozen=True)
 class Made:
-    """What one rank has made: outputs, gradients of inputs, and what its inputs are afterwards."""
+    """The results of one rank: outputs, gradients of inputs, and its inputs after the call."""
 
     outs: tuple[Tensor, ...]
     gradients: tuple[Tensor | None, ...]
@@ -95,7 +95,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Law:
-    """One operator, its rule, and numbers for it."""
+    """One operator, its rule, and values for it."""
 
     graph: OpGraph
     node: OpNode
@@ -107,10 +107,10 @@ class Law:
         leaves = [x.clone().requires_grad_(t) for x, t in zip(self.inputs, self.trains, strict=True)]
         copies = [x.clone() for x in leaves]
         seed()
-        if self.node.op == "copy":  # torch's has no gradient
+        if self.node.op == "copy":  # torch's copy has no gradient
             out = copies[0].clone().copy_(copies[1])
         else:
-            with torch.set_grad_enabled(self.node.op != "bernoulli.p"):  # nor has it
+            with torch.set_grad_enabled(self.node.op != "bernoulli.p"):  # bernoulli has no gradient either
                 out = bound(torch_op(self.node.op), self.node.args, dict(self.node.kwargs), CPU)(*copies)
         outs = (out,) if isinstance(out, Tensor) else tuple(out)
         return Made(self.defined(outs), gradients(outs, leaves, cotangents), tuple(copies))
@@ -129,7 +129,7 @@ class Law:
         return Made(self.defined(outs), gradients(outs, leaves, mine), tuple(copies))
 
     def defined(self, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """With zeros instead of what happened to be in memory."""
+        """Return zeros for operators whose outputs are uninitialized memory."""
         return tuple(map(torch.zeros_like, outs)) if "empty" in self.node.kind else outs
 
     def cotangents(self) -> list[Tensor]:
@@ -138,13 +138,13 @@ class Law:
         return [torch.rand(v.shape, dtype=torch.float64, generator=random) for v in made]
 
     def check(self, strategy: OpStrategy, tolerance: float = 1e-12) -> None:
-        """Parts and terms of all ranks, put together, are the whole; so are gradients."""
+        """Check that the parts and terms of all ranks together are the full outputs and gradients."""
         with torch.random.fork_rng(devices=()):
             made = self._on_all(strategy, self.cotangents())
         self.compare(strategy, made, tolerance)
 
     def compare(self, strategy: OpStrategy, made: Sequence[Made], tolerance: float = 1e-12) -> None:
-        """``made`` by all ranks, in their order."""
+        """Compare the results of all ranks, in rank order, with the full ones."""
         with torch.random.fork_rng(devices=()):
             want = self.whole(self.cotangents())
         rule, node = self.rule, self.node
@@ -181,7 +181,7 @@ class Law:
 def gradients(
     outs: Sequence[Tensor], leaves: Sequence[Tensor], cotangents: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Of the leaves that train, ``None`` for others."""
+    """Return the gradients of the leaves that train, and ``None`` for the others."""
     pairs = [(out, c.to(out.dtype)) for out, c in zip(outs, cotangents, strict=True) if out.requires_grad]
     trained = [x for x in leaves if x.requires_grad]
     if not pairs or not trained:

@@ -1,4 +1,4 @@
-"""The ranks of a stage in one process: their parts of tensors, what they make of them, and collectives of threads."""
+"""The ranks of a stage in one process: their parts of tensors, their results, and collectives between threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass
 class Threads:
-    """Ranks that are threads and meet at a barrier."""
+    """Ranks that are threads and wait for each other at a barrier."""
 
     ranks: int
     boxes: list[Tensor] = field(init=False)
@@ -29,7 +29,7 @@ class Threads:
         self.barrier = threading.Barrier(self.ranks, timeout=60)
 
     def run(self, work: Callable[[int], T]) -> list[T]:
-        """``work(rank)`` of each; what one raises ends all."""
+        """Return ``work(rank)`` of each rank; an exception in one ends all."""
 
         def guarded(rank: int) -> T:
             try:
@@ -46,7 +46,7 @@ class Threads:
         return [f.result() for f in futures]
 
     def exchanged(self, rank: int, x: Tensor, matrix: tuple[int, ...], axes: tuple[int, ...]) -> list[Tensor]:
-        """What the ranks that differ from ``rank`` along ``axes`` only have put in, in their order."""
+        """Return the tensors of the ranks that differ from ``rank`` only along ``axes``, in their order."""
         self.boxes[rank] = x
         self.barrier.wait()
         at = TensorLayout(matrix, ()).coords
@@ -59,7 +59,7 @@ class Threads:
 
 @dataclass(frozen=True)
 class Thread:
-    """Collectives of one of them."""
+    """The collectives of one thread."""
 
     threads: Threads
     rank: int
@@ -72,13 +72,13 @@ class Thread:
 
 
 def part(x: Tensor, layout: TensorLayout, rank: int) -> Tensor:
-    """A copy of what ``rank`` has of a whole tensor."""
+    """Return a copy of the part of a full tensor that ``rank`` holds."""
     box = layout.box(tuple(x.shape), rank)
     return x[tuple(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True))].clone()
 
 
 def assembled(parts: Sequence[Tensor], layout: TensorLayout, shape: tuple[int, ...]) -> list[Tensor]:
-    """The whole tensor, terms added up, as each set of ranks has it which together hold it once."""
+    """Return the full tensor, with terms summed, from each set of ranks that together hold it once."""
     wholes: dict[tuple[int, ...], Tensor] = {}
     for rank, x in enumerate(parts):
         assert tuple(x.shape) == layout.local_shape(shape)

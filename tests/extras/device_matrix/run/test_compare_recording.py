@@ -1,4 +1,4 @@
-"""What a recording of operators loses of a forward is found, and what it keeps has the gradients of the model."""
+"""What a recording loses of a forward is found, and what it keeps has the gradients of the model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Forward = Callable[[Tensor], Tensor]
 
 
 class Net(nn.Module):
-    """A layer, and what is odd after it."""
+    """A layer, followed by an unusual function."""
 
     def __init__(self, odd: Forward) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ def _gradients(module: nn.Module, out: Tensor) -> dict[str, Tensor]:
     return dict(zip(named, torch.autograd.grad(out.pow(2).sum(), list(named.values())), strict=True))
 
 
-# what is lost
+# what a recording loses
 
 
 class _Reversed(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Strategies over device matrices, at random, train what one process trains: loss, every gradient, every buffer."""
+"""Random strategies over device matrices train as one process does: loss, every gradient, every buffer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPES: dict[str, list[Any]] = {
     "TwoBranches": [[12], [12]],
 }
 DRAWN = 40
-"""Times each network is cut at random."""
+"""How many random strategies each network gets."""
 HSDP: list[dict[str, Any] | None] = [
     None,
     {"threshold": 0},
@@ -39,9 +39,9 @@ def network(net: str, ranks: int, stages: int = 1, **parallel: Any) -> Job:
 
 
 def drawn(net: str, seed: int) -> Job:
-    """Over 4, 6 or 8 ranks, every third time in two stages, at all levels of hsdp."""
+    """Return a job over 4, 6 or 8 ranks, every third one in two stages, over all levels of hsdp."""
     ranks = (4, 8, 6)[seed % 3]
-    stages = 2 if seed % 3 == 1 and net != "Convolutions" else 1  # which has one micro batch
+    stages = 2 if seed % 3 == 1 and net != "Convolutions" else 1  # it must have one micro batch
     job = network(net, ranks, stages, hsdp=HSDP[seed % 4])
     operators = strategies(job, ranks // stages, seed)
     return job.model_copy(update={"parallel": job.parallel.model_copy(update={"operators": operators})})
@@ -77,7 +77,7 @@ ALONE: dict[str, dict[str, Any]] = {
     "whole": {"matmul2": {"in": [[1, 1], [1, 1]]}},
     "samples": {"matmul2": {"in": [[4, 1], [1, 1]]}},
 }
-"""Strategies that one axis tp beside data-parallel ranks cannot have, or that say nothing of one."""
+"""Strategies that one axis tp beside data-parallel ranks cannot express, or that do not use it."""
 
 
 def test_slices_that_fit_no_axis_tp_train_as_one_process() -> None:

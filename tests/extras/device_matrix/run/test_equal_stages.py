@@ -1,4 +1,4 @@
-"""Stages that are the same but for names are recorded, searched and measured once: the plan is that of each alone."""
+"""Stages that are equal except for names are recorded, searched and measured once; the plan is that of each alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ JOBS = {
     "written": (3, (*LM, "parallel.pipeline.stages=4", "parallel.mode=sharding_propagation",
                     "+parallel.operators={layers.1.attn.q: {in: [[1, 1, 1], [2, 1]]}}")),
 }  # fmt: skip
-"""Stages that are recorded, and the request."""
+"""The number of recorded stages, and the request."""
 
 
 class _Counted:

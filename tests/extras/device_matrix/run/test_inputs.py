@@ -1,4 +1,4 @@
-"""However the tensors of a batch are cut, training is that of one process."""
+"""However the tensors of a batch are split, training equals that of one process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.parity import own, together
 from tests.tiers import some_of
 
 CUT = {"fc1": {"matrix": [2, 2], "axes": ["x", "y"], "in": [["x", "y"], [None, "y"]]}}
-"""The first product, by samples and by what it adds up."""
+"""A strategy that splits the first product by samples and by the dim that it sums over."""
 
 STRATEGIES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "rows": ("Mlp", [4, 4], {"dataset_strategy": [[1, 4, 1], [1]]}),
@@ -40,7 +40,7 @@ STRATEGIES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
 
 
 def network(net: str, shape: list[Any], parallel: dict[str, Any]) -> Job:
-    """Over 4 ranks."""
+    """Return a job over 4 ranks."""
     made = own(f"tests.extras.device_matrix.run.networks.{net}", shape, stages=1, train__batch_size=16)
     said = made.model_dump(by_alias=True)
     return Job.model_validate(said | {"parallel": said["parallel"] | parallel, "launch": {"nproc": 4}})

@@ -1,4 +1,4 @@
-"""Every operator that has a rule, cut in every way that its rule allows, is the operator on whole tensors."""
+"""Every operator with a rule, split in every way that its rule allows, equals the operator on full tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.ranks import on_ranks
 from tests.tiers import ALL, some
 
 MANY = 30
-"""Operators of a case beyond which they are alike."""
+"""Cases with this many operators are tried over one device matrix only."""
 MEETING = ("softmax", "logsumexp", "layer norm", "rms norm", "batch norm", "cross entropy")
 
 
@@ -32,7 +32,7 @@ def run(name: str) -> Recorded:
 
 
 def laws(name: str) -> list[Law]:
-    """One for each different call."""
+    """Return one law for each different call."""
     found = {}
     for node in run(name).graph.nodes:
         rule = rule_of(node, run(name).graph)
@@ -42,7 +42,7 @@ def laws(name: str) -> list[Law]:
     return list(found.values())
 
 
-@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")  # of kl_div, whose mean has a rule as others have
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")  # kl_div warns, but its mean has a rule
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_on_parts_is_the_operator(name: str) -> None:
     every = laws(name)
@@ -73,7 +73,7 @@ def test_what_has_no_rule_is_computed_on_whole_tensors() -> None:
 
 @pytest.mark.parametrize("name", ["softmax", "layer norm", "rms norm", "cross entropy"])
 def test_halves_are_computed_in_float32_inside(name: str) -> None:
-    """Within what rounding at the end leaves; their epsilon is that of float32."""
+    """The error is at most the rounding at the end, so epsilon is that of float32."""
     case = CASES[name]
     halves = [x.detach().bfloat16() if x.is_floating_point() else x for x in case.inputs]
     low = recorded(Calls(replace(case, modules=[copy.deepcopy(m).bfloat16() for m in case.modules])), halves)
@@ -101,7 +101,7 @@ def test_an_index_that_no_rank_has_is_an_error(name: str) -> None:
 
 
 class Nobody:
-    """No operator here meets others."""
+    """Collectives that must not be called."""
 
     def sum(self, x: torch.Tensor, matrix: tuple[int, ...], axes: tuple[int, ...]) -> torch.Tensor:
         raise AssertionError
@@ -110,7 +110,7 @@ class Nobody:
 
 
 class Gloo:
-    """Collectives of forked ranks."""
+    """Collectives between forked ranks."""
 
     def __init__(self, matrix: tuple[int, ...]) -> None:
         self.groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
@@ -144,7 +144,7 @@ def _made(world: World, name: str) -> list[tuple[int, OpStrategy, Made]]:
 
 
 def meetings(law: Law) -> list[OpStrategy]:
-    """With collectives inside, one of each kind of cut."""
+    """Return strategies with collectives inside the operator, one of each kind."""
     found = [s for s in strategies(law.rule, (2, 2)) if any(s.of.get(letter) for letter in law.rule.inside)]
     return some(found, 6)
 

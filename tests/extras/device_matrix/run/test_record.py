@@ -1,4 +1,4 @@
-"""A forward as operators on values: what it writes in place, and modes of its own."""
+"""A forward recorded as operators on values: writes in place and no_grad are kept, autocast is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of modules that are the same but for names one is recorded: the graph is that of all of them."""
+"""Only one of several modules that are equal except for their names is recorded; the graph has all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OURS: dict[str, tuple[list[str], int]] = {
     "too few layers": (["model=lm_tiny", "model.layers=3"], 0),
     "no two alike": (["model=mlp", "data=mnist5k"], 0),
 }
-"""Of each model how many modules are left out."""
+"""The overrides of each model, and how many of its modules are not recorded."""
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -46,7 +46,7 @@ class _Block(nn.Module):
 
 
 class _Chain(nn.Module):
-    """``order``: the layers that run, one after the other."""
+    """Runs layers one after the other, in ``order``."""
 
     def __init__(self, *by: float, order: list[int] | None = None) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class _Chain(nn.Module):
 
 
 class _Normed(_Block):
-    """With running statistics."""
+    """A block with running statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class _MaskedChain(nn.Module):
 
 
 class _Branches(nn.Module):
-    """Blocks of another's input, and one that runs in the middle of them."""
+    """Blocks that share an input, and one that runs between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class _Branches(nn.Module):
 
 
 class _Tables(nn.Module):
-    """What its layers make is no tensor like the one that they take."""
+    """Layers whose output does not look like their input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ MODELS: dict[str, tuple[Any, set[str]]] = {
     "the same module twice": (_twice, set()),
     "what makes another kind of tensor": (_Tables, {"layers.2", "layers.3"}),
 }
-"""And the modules that are left out at first."""
+"""Each model, and the modules that are not recorded at first."""
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,4 +1,4 @@
-"""Ranks that carry out a redistribution have what slicing gives, there and back, by the collectives in the plan."""
+"""Ranks that run a redistribution get what slicing gives, there and back, by the collectives in the plan."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.ranks import on_ranks
 from tests.tiers import ALL
 
 PAIRS = 48 if ALL else 10
-"""Drawn for each number of ranks, plus those of ``KNOWN``."""
+"""How many pairs are drawn for each number of ranks, in addition to those of ``KNOWN``."""
 
 MOVED = [torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64, torch.int16, torch.complex64]
 SUMMED = [torch.float64, torch.float32, torch.bfloat16, torch.int64]
 
 Case = tuple[Redistribution, Redistribution, tuple[int, ...]]
-"""There, back, and the axes over which the gradient comes as terms."""
+"""The redistribution there, the one back, and the axes over which the gradient comes as terms of a sum."""
 
 
 def planned(src: TensorLayout, dst: TensorLayout, terms: tuple[int, ...], shape: tuple[int, ...], size: int) -> Case:
@@ -35,7 +35,7 @@ def planned(src: TensorLayout, dst: TensorLayout, terms: tuple[int, ...], shape:
 
 
 def cases(ranks: int) -> list[Case]:
-    """One a kind of step, whatever is drawn; then drawn ones, of tensors small and large to the plan."""
+    """Return one case of each kind of step, and random ones with tensors that the plan counts as small and as large."""
     whole, rows, columns = (TensorLayout((ranks,), dims) for dims in (((), ()), ((0,), ()), ((), (0,))))
     sums, shape = TensorLayout((ranks,), ((), ()), (0,)), (2 * ranks, ranks)
     found = [
@@ -54,7 +54,7 @@ def cases(ranks: int) -> list[Case]:
 
 
 def part(whole: torch.Tensor, layout: TensorLayout, rank: int) -> torch.Tensor:
-    """What a rank has; its term of a sum is a share of the whole, told apart from the others' by its place."""
+    """Return the part of a rank; a term of a sum is a share that differs by its position."""
     term = TensorLayout(layout.matrix, ()).part(layout.partial, rank)
     count = TensorLayout(layout.matrix, (layout.partial,)).slices[0]
     mine = whole[region(layout, tuple(whole.shape), rank)]
@@ -78,13 +78,13 @@ def in_plan(plan: Redistribution, rank: int) -> dict[str, tuple[int, int]]:
 
 
 def rank_there_and_back(world: World, todo: list[Case]) -> list[str]:
-    """What was wrong. Forward and backward in fp64, then other dtypes forward."""
+    """Return what was wrong: forward and backward in fp64, then forward in other dtypes."""
     wrong = []
     groups = StageGroups.build([tuple(range(world.size))], [rows_of([p for case in todo for p in case[:2]])])
     for number, (there, home, terms) in enumerate(todo):
         src, dst, shape, rank = there.src, there.dst, there.shape, world.rank
 
-        # numbers and gradients
+        # values and gradients
         whole = numbers(shape, torch.float64)
         x = part(whole, src, rank).requires_grad_()
         kept = x.detach().clone()
@@ -101,12 +101,12 @@ def rank_there_and_back(world: World, todo: list[Case]) -> list[str]:
             "collectives back": measured(backward, 8) == in_plan(home, rank),
         }
 
-        # channels last, as convolutions make them
+        # channels last, as convolutions return them
         if x.dim() == 4:
             last = kept.clone(memory_format=torch.channels_last)
             checks["channels last"] = torch.equal(redistribute(last, there, None, groups), y)
 
-        # pure moves of any dtype, and sums of those that gloo adds up
+        # moves in any dtype, and sums in the dtypes that gloo can add
         for dtype in SUMMED if src.partial else MOVED:
             moved = redistribute(part(numbers(shape, dtype), src, rank), there, None, groups)
             checks[str(dtype)] = moved.dtype == dtype and torch.equal(moved, part(numbers(shape, dtype), dst, rank))

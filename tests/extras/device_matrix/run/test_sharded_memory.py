@@ -1,4 +1,4 @@
-"""Over device matrices, too, a rank holds what the plan says at the fullest moment of a step."""
+"""Over device matrices, too, a rank holds at the peak of a step what the plan says."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PIPELINES: dict[str, dict[str, Any]] = {
     "interleaved": {"stages": 2, "interleave": True, "micro_batch_num": 4},
 }
 COLUMNS = [["y", None, None], ["x", None]]
-"""Of a product: samples over y, its columns over x."""
+"""A layout of a matrix product: samples over y, columns of the weight over x."""
 STRATEGIES: dict[str, dict[str, Any]] = {
     "samples": {"layers.*.mlp.*": [["x", None, None], [None, None]], "head": [["x", None, None], ["y", None]]},
     "columns": {"layers.*.attn.*": COLUMNS, "layers.*.mlp.*": COLUMNS},
@@ -31,7 +31,7 @@ CASES = list(product(PIPELINES, LEVELS, ("fp32", "bf16"), STRATEGIES))
 
 
 def layout(pipeline: str, level: str, precision: str, strategy: str) -> Job:
-    """On 4 ranks."""
+    """Return a job on 4 ranks."""
     matrix = [2, 2] if pipeline == "one stage" else [2, 1]
     operators = {key: {"matrix": matrix, "axes": ["x", "y"], "in": dims} for key, dims in STRATEGIES[strategy].items()}
     parallel: dict[str, Any] = {"pipeline": PIPELINES[pipeline], "operators": operators}

@@ -1,4 +1,4 @@
-"""Over device matrices, too, the collectives of a real step are those of the plan: count and bytes, on every rank."""
+"""Over device matrices, too, the collectives of a real step are those in the plan: count and bytes, on every rank."""
 
 from __future__ import annotations
 
@@ -22,20 +22,25 @@ def with_micros(job: Job, count: int) -> Job:
 
 @pytest.mark.parametrize("net", SHAPES)
 def test_operators_cut_at_random_send_what_is_planned(net: str) -> None:
-    """All levels of hsdp, one stage and two; the transformer's head is tied to its table."""
+    """The jobs have all levels of hsdp, and one stage or two; the transformer ties its head to its embedding."""
     seeds = some(range(1, DRAWN), one_in=20)
     assert_all_as_planned({seed: with_micros(drawn(net, seed), 1 + (seed % 3 == 1)) for seed in seeds})
 
 
 def test_a_slice_of_a_gathered_weight_is_gathered_again() -> None:
-    """Which is a view: it keeps the memory of the whole. Here of the table, for the head that is tied to it."""
+    """A slice is a view that keeps the memory of the full tensor: here of the embedding, for the tied head."""
     assert_all_as_planned({23: drawn("Transformer", 23)})
 
 
 def test_the_first_document_s_network_takes_so_many_collectives() -> None:
     plan = assert_all_as_planned({0: network("Document", 8, operators=DOCUMENT)})[0]
     counts = {t.kind: t.count for t in plan.estimate.traffic if t.rank == 0}
-    assert counts == {"all_gather": 2, "reduce_scatter": 1, "all_reduce": 4, "all_to_all": 3}  # one is of scalars
+    assert counts == {
+        "all_gather": 2,
+        "reduce_scatter": 1,
+        "all_reduce": 4,
+        "all_to_all": 3,
+    }  # one of them reduces scalars
 
 
 NETS: dict[str, tuple[list[Any], dict[str, list[list[str | None]]]]] = {
@@ -45,7 +50,7 @@ NETS: dict[str, tuple[list[Any], dict[str, list[list[str | None]]]]] = {
         name: [["x", "y"]] for name in ("log", "plain", "added", "each", "soft", "weighted", "nll")
     }),
 }  # fmt: skip
-"""Inputs, and how operators take their first tensor."""
+"""Inputs, and how operators split their first tensor."""
 INNER_NETS = "tests.extras.device_matrix.run.inner_nets"
 MATRICES = {
     "both": {"matrix": [2, 2], "axes": ["x", "y"]},
@@ -87,7 +92,10 @@ LEVELS = ("level1", "level2", "level3")
 
 
 def test_a_level_gathers_and_reduces_as_often_as_planned() -> None:
-    """Once a step, once a micro batch; weights in half precision are kept, and their gradients added up, wide."""
+    """Once per step or once per micro batch.
+
+    Weights in half precision are kept, and their gradients are summed in fp32.
+    """
     jobs = {}
     for name, precision, level in some(product(PIPELINES, ("fp64", "bf16"), LEVELS)):
         hsdp = {"threshold": 0, "optimizer_level": level}

@@ -1,4 +1,4 @@
-"""Files of strategies over device matrices: saved and loaded, a plan is the same to the byte."""
+"""Files of strategies over device matrices: after saving and loading, the plan is the same to the byte."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def with_parallel(job: Job, **changes: Any) -> Job:
 
 
 def loading(job: Job, plan: Plan, path: Path, **changes: Any) -> Job:
-    """The same request, with strategies from a file of those of ``plan`` alone."""
+    """Return the same request with strategies from a file that has only those of ``plan``."""
     assert plan.sharding is not None
     path.write_text(operators_json(plan.sharding))
     return with_parallel(job, mode="semi_auto", operators={}, operator_strategy={"load": str(path)}, **changes)
 
 
 def shown(plan: Plan) -> tuple[str, Any]:
-    """The plan's text without settings, and all of it as data."""
+    """Return the plan's text without settings, and the full plan as data."""
     told = json.loads(to_json.as_json(plan))
     told.pop("settings")
     lines = show.text(plan).split("\n")
@@ -114,7 +114,7 @@ def test_what_is_wrong_in_a_file_is_said_of_the_file(tmp_path: Path, name: str, 
 
 
 def layouts_of(plan: Plan, path: Path) -> str:
-    """A file with the layouts of all parameters of ``plan``."""
+    """Write a file with the layouts of all parameters of ``plan``, and return its path."""
     strategy = strategy_of_plan(plan)
     path.write_text(strategy_text(strategy, tuple(range(strategy.stages))))
     return str(path)

@@ -1,4 +1,4 @@
-"""Blocks of a Llama as graphs, and Megatron's plans for them written by hand."""
+"""Blocks of a Llama as graphs, and hand-written Megatron plans for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.models.language_model import Block
 
 @cache
 def block(batch: int, positions: int, dim: int = 4096, heads: int = 32, kv_heads: int = 8, ffn: int = 14336) -> OpGraph:
-    """Of 8 billion parameters, where nothing else is said."""
+    """Record a block; the default sizes are those of the model with 8 billion parameters."""
     settings = LanguageModel(name="lm", vocab_size=64, dim=dim, layers=1, heads=heads, kv_heads=kv_heads, ffn_dim=ffn)
     resolved, _ = resolve(settings)
     with torch.device("meta"):
@@ -29,7 +29,11 @@ def block(batch: int, positions: int, dim: int = 4096, heads: int = 32, kv_heads
 def megatron(
     graph: OpGraph, rules: tuple[OpRule | None, ...], ranks: int, tp: int, sequence: bool
 ) -> tuple[OpStrategy, ...]:
-    """Batch over the other ranks; columns, heads and rows over tp; with ``sequence`` what is between them, too."""
+    """Return Megatron's plan.
+
+    Columns, heads and rows are split over tp, the batch over the other ranks. With ``sequence``, tp also splits the
+    activations between them.
+    """
     dims = dims_of_model(graph, rules)
     at = {node.module: n for n, node in enumerate(graph.nodes) if node.kind == "linear"}
     cut = {dims[at[m]]["n"] for m in ("attn.q", "attn.k", "attn.v", "mlp.gate", "mlp.up")}

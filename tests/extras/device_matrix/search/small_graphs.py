@@ -16,7 +16,7 @@ from launcher.plan.values.tensor_spec import TensorSpec
 
 
 class Maker:
-    """Writes a graph down, node by node."""
+    """Builds a graph node by node."""
 
     def __init__(self) -> None:
         self.values: list[Value] = []
@@ -54,7 +54,10 @@ class Maker:
 
 
 def random_graph(random: Random, nodes: int) -> OpGraph:
-    """Of 2-D tensors, the last of which leaves; a weight may have two users, a value several."""
+    """Draw a graph of 2-D tensors whose last value is the output.
+
+    A weight may have two users, a value several.
+    """
     make = Maker()
     live = [make.input(random.choice((2, 4, 8)), random.choice((2, 4)))]
     for _ in range(nodes):
@@ -81,7 +84,7 @@ def rules_of(graph: OpGraph) -> tuple[OpRule | None, ...]:
 def every_choice(
     graph: OpGraph, rules: Sequence[OpRule | None], ranks: int, written: Mapping[int, OpStrategy]
 ) -> Iterator[tuple[OpStrategy, ...]]:
-    """All that a search of a small graph looks at."""
+    """Yield every choice of strategies that a search of a small graph considers."""
     made = variables(graph, rules, dims_of_model(graph, rules), written, together=False)
     followers = as_written(made, rules, written)
     menus = [dict.fromkeys((*v.states(ranks), *more)) for v, more in zip(made.all, followers, strict=True)]
@@ -90,7 +93,7 @@ def every_choice(
 
 
 def cheapest(graph: OpGraph, ranks: int, model: CostModel, written: Mapping[int, OpStrategy], asked: Layouts) -> float:
-    """By looking at all of them."""
+    """Return the cost of the cheapest choice, by trying all of them."""
     rules = rules_of(graph)
     return min(
         graph_cost(graph, rules, choice, model, asked).predicted

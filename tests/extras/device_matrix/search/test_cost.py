@@ -1,4 +1,4 @@
-"""The cost of operators under strategies, against figures worked out by hand."""
+"""The cost of operators under strategies, compared with figures computed by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHOLE = OpStrategy((4,))
 
 
 def cut(**axes: int) -> OpStrategy:
-    """Letters along the one axis."""
+    """Return a strategy that splits these letters over the one axis."""
     return OpStrategy((4,), tuple((x, (a,)) for x, a in axes.items()))
 
 
@@ -32,13 +32,16 @@ def two_layers() -> OpGraph:
 
 
 def test_columns_then_rows_add_up_once_each_way() -> None:
-    """Forward: the all-reduce of 16 x 8 floats, 3/4 of them received twice; the input needs no gradient."""
+    """The forward has an all-reduce of 16 x 8 floats, of which each rank receives 3/4 twice.
+
+    The input needs no gradient.
+    """
     graph = two_layers()
     cost = graph_cost(graph, rules_of(graph), (cut(n=0), cut(d1=0), cut(k=0)), MODEL)
     assert (cost.moved, cost.collectives) == (2 * 3 / 4 * 16 * 8 * 4, 1)
     assert cost.communication == pytest.approx(cost.moved / 1e3 + 0.5)
     assert cost.gradients == 0
-    # the first layer has a gradient of its weight only, the second of its input, too
+    # the first layer has only a gradient of its weight, the second also one of its input
     assert cost.computation == pytest.approx((2 + 3) * 2 * 16 * 8 * 32 / 4 / 1e6)
     assert cost.memory.parameters == 2 * 8 * 32 * 4 / 4
     assert cost.memory.states == 2 * cost.memory.parameters
@@ -59,7 +62,7 @@ def test_those_who_take_a_value_alike_share_its_move() -> None:
     rules = rules_of(graph)
     once = graph_cost(graph, rules, (cut(n=0), cut(d0=0), cut(d1=0), cut(d1=0)), MODEL)
     thrice = graph_cost(graph, rules, (cut(n=0), cut(d0=0), cut(d0=0), cut(d0=0)), MODEL)
-    assert once.collectives == thrice.collectives == 2  # there and back
+    assert once.collectives == thrice.collectives == 2  # forward and backward
     assert once.moved == thrice.moved
 
 
@@ -73,7 +76,7 @@ def test_a_parameter_taken_in_two_ways_moves_with_every_micro_batch() -> None:
     unlike = graph_cost(graph, rules, (cut(n=0), WHOLE), MODEL)
     assert (alike.gradients > 0, alike.moved) == (True, 0)
     assert unlike.gradients == 0
-    # the second takes all of the weight and of what the first made; gradients come back whole and are sliced
+    # the second gathers the weight and the output of the first; gradients come back in full and are sliced
     assert (unlike.moved, unlike.collectives) == (3 / 4 * (8 * 8 + 16 * 8) * 4, 2)
 
 
@@ -88,7 +91,7 @@ def test_an_input_with_a_layout_is_moved_to_where_it_is_taken() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_moves_are_those_of_the_sharded_graph(seed: int) -> None:
-    """Within a few bytes: tensors that are cut alike are planned once, in another order of their dims."""
+    """They agree to a few bytes: tensors with equal splits are planned once, with their dims in another order."""
     random = Random(seed)
     graph, ranks = random_graph(random, random.randint(1, 8)), random.choice((2, 4, 6, 8))
     rules = rules_of(graph)

@@ -1,4 +1,4 @@
-"""Variable elimination finds what trying everything finds, and equal parts are worked out once."""
+"""Variable elimination finds the same as an exhaustive search, and equal parts are computed once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def chain(eliminator: Eliminator, length: int) -> list[Scoped]:
 
 
 def test_a_ring_of_equal_links_takes_as_many_steps_as_it_can_be_halved() -> None:
-    """So do layers between an embedding and a head that are tied."""
+    """Layers between an embedding and a head that are tied form such a ring."""
     steps = []
     for length in (64, 128, 256):
         eliminator = Eliminator()

@@ -1,4 +1,4 @@
-"""Inferred strategies: as cheap as the cheapest of all, within the memory there is, what was written unchanged."""
+"""Inferred strategies cost no more than the cheapest choice, fit in memory, and keep those that were written."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from launcher.extras.device_matrix.search.variables import variables
 from tests.extras.device_matrix.search.small_graphs import Maker, cheapest, every_choice, random_graph, rules_of
 
 SLOW = CostModel(flops_per_second=1e9, bytes_per_second=1e9, memory_bytes_per_second=1e10, latency=1e-9, state_bytes=8)
-"""Such that small graphs are worth cutting."""
+"""A cost model with which it is worth splitting small graphs."""
 MODELS = (CostModel(), CostModel(latency=0), SLOW, CostModel(latency=0, bytes_per_second=1e13, flops_per_second=1e9))
 MOST = 8000
-"""Choices that are looked at one by one."""
+"""The most choices that are tried one by one."""
 
 
 def drawn(seed: int) -> tuple[OpGraph, int, CostModel, dict[int, OpStrategy]] | None:
-    """A graph, ranks, a model of cost and what is written; ``None`` where there is too much to look at."""
+    """Draw a graph, ranks, a cost model and written strategies; ``None`` if there are too many choices to try."""
     random = Random(seed)
     graph, ranks = random_graph(random, random.randint(1, 6)), random.choice((2, 3, 4, 6, 8))
     rules = rules_of(graph)
@@ -105,7 +105,7 @@ def test_the_same_text_each_time() -> None:
 
 
 def test_neighbors_follow_axes_in_an_order_of_their_own() -> None:
-    """As somebody wrote them who has slices 0, 4, 1, 5, ... of the batch on ranks 0, 1, 2, 3, ..."""
+    """The strategy is as written by a user whose ranks 0, 1, 2, 3, ... have slices 0, 4, 1, 5, ... of the batch."""
     graph = mlp(1 << 16)
     strided = OpStrategy((4, 2), (("d0", (1, 0)),))
     found = propagate(graph, rules_of(graph), 8, {3: strided})

@@ -1,4 +1,4 @@
-"""Many equal layers are searched as a few, one of which counts for the others."""
+"""Many equal layers are searched as a few layers, one of which counts for the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.extras.device_matrix.search.small_graphs import Maker, rules_of
 
 
 def residual(layers: int, kept: int | None = None) -> OpGraph:
-    """``kept``: the output of this layer leaves, too."""
+    """Return a graph of residual layers; the output of layer ``kept`` is also an output of the graph."""
     make = Maker()
     x, leaves = make.linear(make.input(512, 64), 64, module="embed"), []
     for n in range(layers):
@@ -51,7 +51,7 @@ def test_a_layer_that_gives_to_others_stays() -> None:
 
 
 def test_a_layer_counts_for_those_left_out() -> None:
-    """Cut all alike, the few cost what the many do."""
+    """If all layers are split alike, the few cost as much as the many."""
     graph = residual(30)
     short = shortened(graph, pricer(graph).signatures)
     costs = []

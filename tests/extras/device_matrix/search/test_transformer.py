@@ -1,4 +1,4 @@
-"""A transformer block: what is inferred from two operators, and what is found with nothing written."""
+"""A transformer block: what is inferred from two operators, and what is found if nothing is written."""
 
 from __future__ import annotations
 

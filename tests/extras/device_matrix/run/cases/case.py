@@ -1,4 +1,4 @@
-"""A small model, and numbers for it."""
+"""A small model, and values for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Case:
-    """``run(*modules, *inputs)``."""
+    """The call ``run(*modules, *inputs)``."""
 
     run: Callable[..., Any]
     inputs: Sequence[Tensor]
@@ -20,7 +20,7 @@ class Case:
 
 
 class Calls(nn.Module):
-    """A module of a function."""
+    """A module that calls the function of a case."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -33,14 +33,14 @@ class Calls(nn.Module):
 
 
 def real(*shape: int) -> Tensor:
-    """Numbers around zero, none very near to it nor to another."""
+    """Return numbers around zero, none of them near to zero or to another one."""
     count = torch.Size(shape).numel()
     spread = torch.randperm(count, generator=torch.Generator().manual_seed(count)).double() - (count - 1) / 2 + 0.1
     return (spread * (1.8 / max(count, 2))).view(shape).requires_grad_()
 
 
 def positive(*shape: int) -> Tensor:
-    """Between 0.05 and 1."""
+    """Return numbers between 0.05 and 1."""
     return (real(*shape).detach() / 2 + 0.5).clamp(0.05, 0.99).requires_grad_()
 
 
@@ -53,7 +53,7 @@ def index(below: int, *shape: int) -> Tensor:
 
 
 def module(cls: Callable[..., nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
-    """With numbers that are no zeros and ones."""
+    """Return a module whose parameters are not zeros and ones."""
     made = cls(*args, dtype=torch.float64, **kwargs)
     with torch.no_grad():
         for name, t in (*made.named_parameters(), *made.named_buffers()):

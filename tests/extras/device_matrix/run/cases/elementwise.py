@@ -1,4 +1,4 @@
-"""Elements by themselves."""
+"""Elementwise operators."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PAIRS = [kind for kind in BINARY.split() if kind not in {*OF_INTEGERS, *WITHOUT_
 
 
 def _each(kinds: Iterable[str]) -> Callable[..., tuple[Tensor, ...]]:
-    """All of them of the same tensors."""
+    """Return a function that calls all of these operators on the same tensors."""
     ops = [getattr(aten, kind) for kind in kinds]
     return lambda *tensors: tuple(op(*tensors) for op in ops)
 

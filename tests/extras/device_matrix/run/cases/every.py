@@ -1,4 +1,4 @@
-"""Every operator with a rule is in one of these."""
+"""All cases; every operator with a rule is in one of them."""
 
 from __future__ import annotations
 

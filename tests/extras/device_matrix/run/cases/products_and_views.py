@@ -1,4 +1,4 @@
-"""Products, and operators that move elements."""
+"""Matrix products, and operators that move elements."""
 
 from __future__ import annotations
 
