@@ -250,8 +250,8 @@ def mac(manifest: Manifest, key: bytes) -> str:
     """Returns the HMAC-SHA256 of all other fields of the manifest, in hexadecimal.
 
     It covers every file: tensor files by their salt, the others by their SHA-256. It covers nothing outside
-    the folder: a complete older checkpoint in the place of a newer one still passes, but its state has its
-    own step.
+    the folder: if a newer checkpoint is replaced by a complete older one, the MAC still matches, but the
+    state has the older step.
     """
     content = canonical(replace(manifest, mac=None))
     return hmac.new(derived(key, b"", INFO, 32), content, hashlib.sha256).hexdigest()
@@ -305,7 +305,7 @@ def places(named: str | None, trust: Trust) -> tuple[str, ...]:
 
 
 def _key(folder: Path, manifest: Manifest, places: tuple[str, ...]) -> Opened:
-    """Returns the first key whose id is in the first tensor file, which is not authenticated yet.
+    """Returns the first key whose id the first tensor file has. That file is not authenticated yet.
 
     Raises ``ValueError`` if no place has such a key.
     """

@@ -86,7 +86,7 @@ def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
     if secret is None:
         return Checkpoint(folder, manifest, strategy, state)
 
-    # an older checkpoint moved to this name is still authentic, but its state has its own step
+    # an older checkpoint that was renamed to this step is still authentic, but its state has the older step
     named = step_of(folder)
     saved = state.get("step")
     if named is not None and named != saved:
@@ -169,7 +169,7 @@ def _state(path: Path, record: FileRecord) -> Mapping[str, Any]:
 
 
 def read_box(checkpoint: Checkpoint, name: str, box: Box, *, verify: bool = True) -> Blob:
-    """Returns a copy of the elements of ``box`` (global indices) of tensor ``name``; it may be an alias."""
+    """Returns a copy of the elements of ``box`` (global indices) of a tensor; ``name`` may be an alias."""
     return Reader(checkpoint, verify=verify).box(name, box)
 
 
@@ -178,7 +178,7 @@ def read_rank(
 ) -> dict[str, Blob]:
     """Returns every piece that ``rank`` of ``dst`` holds, replicas and empty pieces included.
 
-    ``each`` reads the same one tensor at a time.
+    To have only one tensor in memory at a time, use ``each``.
     """
     return dict(each(checkpoint, dst, rank, kinds=kinds, verify=verify))
 

@@ -62,9 +62,9 @@ _CURE = "remove it to use the checkpoint of the highest step"
 class Latest:
     """The content of the file ``latest``.
 
-    ``name`` is the newest checkpoint. ``superseded`` maps the name of each checkpoint of a higher step that
-    another training left behind to its ``identity``. ``digest`` covers ``text``; it is ``None`` in a file of
-    an earlier launcher, which contains only the name. If ``mac``, the digest is a MAC.
+    ``name`` is the newest checkpoint. ``superseded`` has the checkpoints of a higher step that another
+    training left behind: it maps the name of each to its ``identity``. ``digest`` covers ``text``; it is
+    ``None`` in a file of an earlier launcher, which contains only the name. If ``mac``, the digest is a MAC.
     """
 
     name: str
@@ -328,7 +328,8 @@ def newest_in(folder: Path) -> Path | None:
 def newest_of_runs(folder: Path) -> Path | None:
     """Returns the checkpoint that was completed last in the runs below ``folder``, or ``None``.
 
-    ``folder`` contains run folders, or one folder of runs per name, as ``runs`` does. No MAC is checked.
+    ``folder`` contains run folders, or one folder of runs per name, like the folder ``runs``. No MAC is
+    checked.
     """
     completed_ns: dict[Path, int] = {}
     for pattern in ("*/checkpoints", "*/*/checkpoints"):
@@ -352,8 +353,8 @@ def older(newest: Path) -> list[Path]:
 def passed_over(newest: Path) -> list[str]:
     """Returns why each incomplete checkpoint of a higher step than ``newest`` is incomplete.
 
-    A killed run does not leave one, because a folder gets its name only when it is complete. A further text
-    says so if ``latest`` names a folder that does not exist.
+    A killed run does not leave one, because a folder gets its name only when it is complete. One more
+    text is returned if ``latest`` names a folder that does not exist.
     """
     above = takewhile(lambda path: path != newest, _steps(newest.parent))
     flaws = [why for why in map(_flaw, above) if why]

@@ -15,7 +15,7 @@ from launcher.job.schema.data import Mnist5k
 from launcher.untrusted.files import opened
 
 SIDE = 28
-LONGEST = 64 << 20  # bytes, unpacked; the file has a quarter of them
+LONGEST = 64 << 20  # bytes to unpack at most, four times what the file has
 
 
 def where() -> Path | None:

@@ -45,7 +45,10 @@ def write(folder: Path) -> None:
 
 
 def _folder() -> Path:
-    """Returns the folder of the package with the weights. Its code, another program's plugin, is not run."""
+    """Returns the folder of the package with the weights.
+
+    The package is a plugin of another program; its code is not run.
+    """
     spec = find_spec(PACKAGES[0])
     assert spec is not None
     assert spec.origin is not None

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 class Blueprint:
     """The model on the meta device, which a build then splits into stages and lays out.
 
-    ``full_tensor`` returns the values of its tensors. ``axis`` is the tensor-parallel axis of its operators,
-    which belongs to no rank yet. ``tracer`` has traced its forward, if the model runs in several stages.
+    ``full_tensor`` returns the values of its tensors. ``axis`` is the tensor-parallel axis of its operators;
+    no rank is set on it yet. ``tracer`` has traced its forward, if the model runs in several stages.
     """
 
     model: nn.Module
@@ -147,7 +147,7 @@ class ParallelModel:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Enter around all forwards and backwards: gathers weights, in the dtype of the computation."""
+        """Wrap all forwards and backwards: weights are gathered, in the dtype of the computation."""
         self.prefetch.start()
         for order in self.orders:
             order.compares = torch.is_grad_enabled()
@@ -164,7 +164,7 @@ class ParallelModel:
                 weights.drop()
 
     def reduce(self) -> None:
-        """After the last backward of a step, finish the sums that no action of the schedule did."""
+        """After the last backward of a step, finish all reductions that no action of the schedule did."""
         for order in self.reductions:
             order.end()
         for weights in self.weights:
@@ -199,7 +199,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
     if plan.sharding is not None:
         matrices.cut_parameters(parts, plan)
 
-    # parameters become this rank's shards and get their values; graphs exclude FSDP2's work
+    # parameters become this rank's shards and get their values; modules are compiled before FSDP2's hooks
     distribute(parts, plan, meshes)
     compiled = compile_modules(parts, plan.compilation, drawn.axis)
     for part in parts:

@@ -54,7 +54,7 @@ def where(t: torch.Tensor) -> Box:
     lo, size = [0] * t.dim(), list(t.shape)
     strided = [isinstance(place, _StridedShard) for place in t.placements]
 
-    # FSDP2, whose placements are the strided ones, splits what tp has split before
+    # strided placements come last: they are FSDP2's, which splits the parts that tp has made
     for axis in sorted(range(len(t.placements)), key=lambda a: strided[a]):
         place = t.placements[axis]
         if isinstance(place, Shard | _StridedShard):

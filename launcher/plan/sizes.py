@@ -18,8 +18,8 @@ class Sizes:
     Each rank has ``chunks`` of the ``virtual`` stages, placed round after round or, with ``v``, in a V.
     Batches are counted in samples; ``local_batch`` is that of a data-parallel rank. ``pieces``: chunks into
     which the sequences of a micro batch are cut in training. ``epochs``: the number from which ``steps`` was
-    computed, if the request states epochs. ``engine``: how operators are cut; device matrices are over all
-    ranks of a stage, and the grid has these ranks on ``tp``.
+    computed, if the request states epochs. ``engine``: how operators are cut. A device matrix has all ranks
+    of a stage; the grid then has these ranks on its axis ``tp``.
     """
 
     grid: Grid

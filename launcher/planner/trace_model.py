@@ -47,12 +47,14 @@ class ModelRead:
     """A model without memory, which ``make`` returns.
 
     ``lost``: why its weights cannot be initialized without building the full model. ``marks``: Python
-    attributes of its tensors, each with the names of the tensors that have it. ``flows``: traced operators,
-    by operators, tp and inputs. ``initial``: the values that the constructor gives its tensors. ``mixing``:
-    whether samples of a batch depend on one another, by inputs, as far as that was tried. ``outside``: what
-    its output depends on outside of the model, by inputs too. ``identity``: modules that depend on more than
-    the numbers of their inputs, by inputs. ``late_world``: what the model read about its process in these
-    trials.
+    attributes of its tensors, each with the names of the tensors that have it. ``initial``: the values that
+    the constructor gives its tensors.
+
+    The other fields are caches, filled when a plan needs them. ``flows``: traced operators; the key has the
+    operators, tp and the inputs. The next three have the inputs as key. ``mixing``: what depends on other
+    samples of the batch, ``None`` if this was not tried. ``outside``: what the output depends on outside of
+    the model. ``identity``: modules that depend on more than the numbers of their inputs. ``late_world``:
+    what the model asked about its process when these three were computed.
     """
 
     make: Callable[[], nn.Module]
@@ -120,7 +122,10 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
 
 
 class ReadOnce:
-    """Reads a model once for several plans; a model of another package or of the user only if ``own``."""
+    """Reads a model once for several plans.
+
+    Models of other packages and of the user are read once only if ``own`` is true, else for each plan.
+    """
 
     def __init__(self, own: bool = False) -> None:
         self._own = own
@@ -239,7 +244,7 @@ def follow(
     if problems := problems or (sequence.problems(model, specs, count) if count > 1 else []):
         raise RequestError(tuple(problems))
 
-    # before operators are cut, the traced forward can run on values; the trace may have a clearer reason
+    # run the traced forward on values before operators are cut; refuse later, as the trace may say why better
     tried = uncut is not None and isinstance(job.model, Target)
     mistraced = _mistraced(model, frozenset(uncut or ()), specs) if tried else []
     not_repeated = _not_repeated(job, model, recomputed, specs)

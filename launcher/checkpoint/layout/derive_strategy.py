@@ -31,8 +31,8 @@ def strategy_of_plan(plan: Plan, only_trainable: bool = False) -> Strategy:
 def strategy_to_load(plan: Plan, source: Collection[str]) -> Strategy:
     """Returns the tensors that a run of ``plan`` loads from a ``source`` with tensors of these names.
 
-    These are all tensors, or all but the adapters if the source has none: they are then initialized as at
-    step 0.
+    These are all tensors; if the source has no adapters, all but the adapters, which are then initialized as
+    at step 0.
     """
     everything = strategy_of_plan(plan)
     adapters = {p.name for p in plan.params if p.role == "adapter"}
@@ -44,10 +44,10 @@ def strategy_to_load(plan: Plan, source: Collection[str]) -> Strategy:
 def with_left_out_tensors(target: Strategy, src: Strategy) -> Strategy:
     """Returns ``target`` with the tensors of ``src`` that a strategy may leave out.
 
-    Buffers and parameters that are not trained are full on all ranks of the stages that have the other
-    tensors of their module. An optimizer state has the layout of its parameter. If its shape differs from the
-    parameter's (a step counter), it is full on every rank that holds the parameter; only a row or column
-    factor is cut as the parameter is.
+    A buffer or an untrained parameter belongs to the stages that have the other tensors of its module; each
+    rank of these stages has the full tensor. An optimizer state has the layout of its parameter. If its shape
+    differs from the parameter's, as that of a step counter does, each rank that holds the parameter has the
+    full state. The exception is a factor over rows or columns, which is cut where the parameter is cut.
     """
     entries = {**target.entries, **_untrained(target, src)}
     for name, entry in src.entries.items():
@@ -68,7 +68,7 @@ def with_left_out_tensors(target: Strategy, src: Strategy) -> Strategy:
 
 
 def _untrained(target: Strategy, src: Strategy) -> dict[str, Entry]:
-    """Returns the entries of ``src`` that ``target`` leaves out, as a strategy of trainable parameters does.
+    """Returns the entries of ``src`` that are missing in ``target``, a strategy of trainable parameters.
 
     The result is empty if ``target`` has names that ``src`` does not have, or leaves out a parameter that has
     optimizer states: it is then not the strategy of this model.
@@ -128,7 +128,7 @@ def target_strategy(src: Strategy, *, nproc: int, stages: int, shard_size: int, 
     """Lays the tensors of ``src`` out over ``stages`` pipeline stages, each of ``nproc // stages`` ranks.
 
     Stages are merged but never cut, because cutting one requires the model: source stage ``s`` goes to stage
-    ``s * stages // source stages``, and a tied tensor to the stage of each of its source stages.
+    ``s * stages // source stages``. A tied tensor of several source stages goes to the stage of each.
     ``shard_size`` ranks cut dim 0 of the tensors that the source cuts along any dim; if it cuts none, they
     cut parameters and optimizer states of at least 64 KiB. ``tp`` ranks cut the dims that the source cuts for
     tensor parallelism. Raises ``RequestError``.

@@ -155,7 +155,7 @@ def replaced(path: Path) -> Iterator[Path]:
 
 
 def hidden(path: Path) -> Path:
-    """Returns the hidden path of a file or folder until it becomes ``path``.
+    """Returns the hidden path where a file or folder is written before it is renamed to ``path``.
 
     It is hidden because a user's own ``NAME.partial`` may exist beside ``path``. It keeps the suffix, from
     which writers choose a format.
@@ -204,7 +204,7 @@ def publish(new: Path, final: Path, trash: Path | None = None) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Deletes a folder, renamed to ``NAME.trash`` first: a crash leaves no partial folder of its name."""
+    """Renames a folder to ``NAME.trash``, then deletes it: a crash leaves no partial folder of its name."""
     watched_folder.check(folder)
     clear(_trash(folder))
     clear(folder.rename(_trash(folder)))

@@ -1,9 +1,9 @@
 """Checks that ids in token files are below the vocabulary size, where no header guarantees it.
 
 The plan reads the ids before anything starts: in training, an id that is too large would end the run after
-hours, on a GPU with an assertion of the device. It takes bounded time: files of up to ``READ`` bytes together
-are read completely, of larger ones that many bytes in evenly spread blocks. The ranks check the rest as they
-read it.
+hours, and on a GPU the error would be a device-side assertion. The check takes bounded time. If the files
+together have at most ``READ`` bytes, it reads all of them, else ``READ`` bytes in evenly spread blocks. The
+ranks check the rest as they read it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _ranges(files: Sequence[TokenFile]) -> Iterator[tuple[TokenFile, IdRange]]:
 
 @lru_cache(maxsize=4096)
 def _range(file: TokenFile, share: float, size: int, changed: int) -> IdRange:
-    """Returns the range of ids of a file, cached because a sweep plans it often.
+    """Returns the range of ids of a file. It is cached because a sweep makes many plans for one file.
 
     ``size`` and ``changed`` are part of the cache's key, so that a changed file is read again.
     """
@@ -113,7 +113,9 @@ def _range(file: TokenFile, share: float, size: int, changed: int) -> IdRange:
             first = block * step
             stream.seek(file.offset + first * dtype.itemsize)
             tokens = np.frombuffer(stream.read(min(step, file.tokens - first) * dtype.itemsize), dtype)
-            if not len(tokens):  # it was cut off after it was opened: its reader reports it
+            if not len(
+                tokens
+            ):  # the file was truncated after it was opened; the code that reads it reports that
                 break
             least, most = int(tokens.argmin()), int(tokens.argmax())
             here = IdRange(int(tokens[least]), first + least, int(tokens[most]), first + most)

@@ -64,7 +64,7 @@ class MixedSource(Source):
         return _merged(len(indices), [(rows, self.sources[s].targets(own)) for s, rows, own in parts])
 
     def _each(self, indices: Indices) -> list[tuple[int, Indices, Indices]]:
-        """Returns the number of each source in ``indices``, its rows, and the indices of its samples."""
+        """Returns for each source in ``indices`` its index, the rows that it fills and its sample indices."""
         chosen, before = self.mixture.at(indices)
         rows = [(int(s), np.flatnonzero(chosen == s)) for s in np.unique(chosen)]
         return [(s, mine, before[mine] % len(self.sources[s])) for s, mine in rows]
@@ -131,7 +131,7 @@ class TokenWindows(Source):
         return torch.from_numpy(out)
 
     def _ending(self, indices: Indices, tokens: Tensor) -> Tensor:
-        """Marks the tokens that end a document, which each file defines."""
+        """Marks the tokens that end a document. Each file has its own id for such a token."""
         ends = [self.parts[k].file.end_of_document for k in self._part(indices).tolist()]
         return tokens == torch.tensor(ends)[:, None]
 
@@ -141,7 +141,7 @@ class TokenWindows(Source):
 
 
 def open_tokens(settings: Tokens) -> Dataset:
-    """Opens prepared tokens, without the entropy, which needs all of them. Raises ``RequestError``."""
+    """Opens prepared tokens. Leaves out their entropy, which needs every token. Raises ``RequestError``."""
     made, problems = corpus(settings)
     if made is None:
         raise RequestError(tuple(problems))

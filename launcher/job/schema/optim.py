@@ -137,8 +137,9 @@ class Lion(Settings):
 class Adafactor(Settings):
     """Adafactor, as ``torch.optim.Adafactor``.
 
-    ``eps``: the minimum variance (``null``: that of the weights' dtype), and the minimum size of a weight
-    that a step is relative to. ``d``: the maximum root mean square of an update.
+    A step is relative to the size of the weights. ``eps`` has two values: the minimum variance (``null``: the
+    epsilon of the weights' dtype), and the minimum of this size. ``d``: the maximum root mean square of an
+    update.
     """
 
     name: Literal["adafactor"]

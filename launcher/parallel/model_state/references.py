@@ -324,7 +324,7 @@ def unmarked(
     cure: str = "store it on the module",
     key: str = "model",
 ) -> Iterator[None]:
-    """Refuse code of the ``reader`` that reads an attribute in ``lost`` while entered."""
+    """Inside the block, refuse code of the ``reader`` that reads one of the attributes ``lost``."""
 
     def read(t: Tensor, name: str) -> Any:
         if name not in lost:

@@ -114,9 +114,10 @@ def skeleton(model: nn.Module) -> ModelStructure:
 
 
 def _complete(model: nn.Module) -> None:
-    """Raise ``RequestError`` if an overridden method of a module, such as ``parameters``, leaves some out.
+    """Raise ``RequestError`` if a module overrides a method such as ``parameters`` and it lists too little.
 
-    A plain loop trains, clips or moves what that method lists; a plan places what torch's own would list.
+    A plain loop trains, clips or moves only what that method lists, but a plan places everything that torch's
+    own method would list.
     """
     modules = _below(model)
     params = {id(p) for m in modules for p in m._parameters.values() if p is not None}
@@ -131,7 +132,7 @@ def _complete(model: nn.Module) -> None:
 
 
 def _listed(module: nn.Module, name: str, own: Callable[[], set[int]], what: str) -> None:
-    """Raise ``RequestError`` if a method ``name`` of ``module`` lists something else than its ``own``."""
+    """Raise ``RequestError`` unless the method ``name`` of ``module`` lists exactly what ``own`` returns."""
     method = getattr(module, name)
     if getattr(method, "__func__", method) is getattr(nn.Module, name):
         return
@@ -214,7 +215,7 @@ def _over_samples(module: nn.Module) -> bool:
 
 
 def _compiled(module: nn.Module) -> bool:
-    """Return true if the model has compiled ``module``; goes by the class name: its import is slow."""
+    """Return true if the model has compiled ``module``. Compares class names: importing the class is slow."""
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
@@ -259,7 +260,7 @@ def flops(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]
 
 def facts(tracer: Tracer, known: ModelStructure) -> Graph:
     """Return the traced graph as plain values."""
-    # observations first: modules run again to measure their backward, which may change them
+    # first what was observed in the forward: measuring a backward runs modules again and may change them
     watched = _watched(tracer.watch, known, _returned(tracer), tracer.meter)
 
     # one node for each node of the trace
@@ -435,7 +436,7 @@ def single_node_graph(model: nn.Module, inputs: Sequence[TensorSpec], ours: bool
         return _evaluated(made, made.effects)
     if moved:
         made = _remembering(made, model, inputs)
-    evaluated = copied(model)  # its own eval() may count, or merge weights
+    evaluated = copied(model)  # the model's own eval() may count calls or merge weights
     evaluated.eval()
     try:
         other = _single_node(evaluated, known, inputs)[0].effects
@@ -457,10 +458,10 @@ def _reading_gradients(graph: Graph, model: nn.Module, inputs: Sequence[TensorSp
 
 
 def _drifting(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
-    """Return ``graph`` with the Python state that outputs in evaluation mode depend on, if any changes."""
+    """Return ``graph`` with the Python state that changes and that outputs in evaluation mode depend on."""
     if not graph.effects.moves:
         return graph
-    evaluated = copied(model)  # its own eval() may count
+    evaluated = copied(model)  # the model's own eval() may count calls
     evaluated.eval()
     return replace(graph, effects=replace(graph.effects, drifts=drifting(evaluated, meta(inputs))))
 

@@ -1,4 +1,7 @@
-"""Runs modules on meta tensors, or in memory on samples or zeros if they read values or use autocast."""
+"""Runs modules on meta tensors.
+
+A module that reads values or uses autocast runs in memory instead, on samples of the data or on zeros.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def cast(func: Any, args: Any, kwargs: Any, watch: ForwardObserver) -> Any:
 
 
 def _stand_ins(arguments: list[torch.Tensor], watch: ForwardObserver | None, zeros: bool = False) -> Made:
-    """Return a tensor in memory for the id of each argument: with its values, random values, or zeros."""
+    """Map the id of each argument to a tensor in memory with its values, random values, or zeros."""
     stream = torch.Generator().manual_seed(0)
     made = {}
     for t in arguments:
@@ -59,7 +62,8 @@ def _as(value: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
 def _returned(out: Any, arguments: list[torch.Tensor], made: Made, effects: StateEffects | None) -> Any:
     """Return ``out`` on meta again; stand-ins in it become the ``arguments``, and gradients flow to these.
 
-    Each tensor depends on the same state as in memory, also an argument that was changed in place.
+    Each meta tensor is recorded to depend on the state that its tensor in memory depends on. This includes
+    arguments that were changed in place.
     """
     back = {id(made[id(t)]): t for t in arguments}
     fresh = {id(t): t for t in tensors(out) if id(t) not in back}
@@ -104,7 +108,7 @@ class Observers:
     report: Callable[[str], None] | None = None
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
-        """Return a function that drops all later records; it keeps effects if ``effects`` is false."""
+        """Return a function that drops all later records, except those of effects if ``effects`` is false."""
         undo = []
         if self.meter is not None:
             undo.append(self.meter.mark())
@@ -124,7 +128,7 @@ def run_module(
     """Run a module on meta tensors, or alone on values in memory if its Python reads them.
 
     The values are the first samples of the data and the constructor's weights; random values replace those
-    that are unknown. If the module fails for them, it runs on zeros. The observers drop records of failed
+    that are unknown. If the module fails on them, it runs on zeros. The observers drop records of failed
     tries. ``on_zeros``: run in memory on zeros at once.
     """
     if not on_zeros:
@@ -253,7 +257,7 @@ def _observed(module: nn.Module, call: InMemory, seen: Observers) -> Any:
         out = call.run()
     watch.effects.settle()
 
-    # it may read state that it has changed, and then change more; only the effects of this run are kept
+    # a second run may read state that the first changed, and then change more; only its effects are kept
     if watch.effects.changed > before:
         back = seen.mark(effects=False)
         call.run()
@@ -283,9 +287,10 @@ SCALES = 1.0, 1e3, 1e-3
 def _run_on_other_values(
     call: InMemory, seen: Observers, watch: ForwardObserver
 ) -> list[tuple[list[str], Any]]:
-    """Return the units that ran with other values, and the result: ``MISSING`` if the call failed.
+    """Return, for each trial with other values, the units that ran and the result.
 
-    The data's other batches are tried first, then drawn values. Only the effects of these runs are kept.
+    The result is ``MISSING`` if the call failed. The data's other batches are tried first, then drawn values.
+    Only the effects of these runs are kept.
     """
     outcomes = []
     back = seen.mark(effects=False)
@@ -303,7 +308,11 @@ def _run_on_other_values(
 
 
 def _others(call: InMemory, trial: int | float, watch: ForwardObserver) -> tuple[Any, Any]:
-    """Return other arguments: those of batch ``trial``, or drawn ones of scale ``trial`` with new weights."""
+    """Return other arguments for ``call``.
+
+    If ``trial`` is an integer, they are those of this batch of the data. If it is a float, they are drawn at
+    this scale, and the weights are drawn anew too.
+    """
     stream = torch.Generator().manual_seed(round(trial * 1e3))
 
     def drawn(t: torch.Tensor) -> torch.Tensor:

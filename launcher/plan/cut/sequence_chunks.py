@@ -45,7 +45,7 @@ def balanced(length: int, count: int, linear: float, quadratic: float) -> tuple[
 
     sequence = _Sequence(length, linear, quadratic)
     ends = [0]
-    # the remaining positions are divided again after each piece, so that they share its rounding
+    # the rest is balanced again after each piece, so that all later pieces share its rounding error
     for remaining in range(count, 0, -1):
         limit = sequence.limit(ends[-1], remaining)
         ends.append(sequence.ends(ends[-1], remaining, limit)[1])

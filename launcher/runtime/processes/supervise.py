@@ -123,7 +123,7 @@ def _fork_all(line: Connection, task: AttemptTask, ranks: Sequence[int]) -> None
             line.send(("unfit", why))
             return
     task = replace(task, parent=os.getpid())
-    gc.freeze()  # the collector skips what ranks share: it would write to, and so copy, the pages
+    gc.freeze()  # the garbage collector skips shared objects: its writes would copy their pages
 
     pidfds: dict[int, tuple[int, int]] = {}
     for rank in ranks:
@@ -382,7 +382,10 @@ class _Supervisor:
         return [*self._out.faults.values(), *([] if self._peer is None else [self._peer])]
 
     def _accuse(self) -> None:
-        """Adds faults of the ranks that caused the failure but report none: all known ones are echoes."""
+        """Adds a fault for each rank that hangs and so has caused the failure.
+
+        All faults known so far are only consequences of it.
+        """
         known = self._known()
         late = not known or root(known).late
         pids = {rank: child.pid for rank, child in self._live.items() if late or halted(child.pid)}
@@ -447,7 +450,8 @@ class _Supervisor:
     def _unsaid(self, rank: int, code: int) -> Fault:
         """The fault of a rank that reported none.
 
-        A new file of the rank's last collectives means that NCCL's watchdog ended it: only that writes one.
+        If the rank's last collectives are in a new file, NCCL's watchdog ended the rank: nothing else writes
+        such a file.
         """
         task = self._task
         if code == -signal.SIGABRT and task.folder is not None:

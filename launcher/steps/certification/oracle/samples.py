@@ -1,4 +1,4 @@
-"""Batches, made a second time."""
+"""Data sets of the certificate's reference training, and batches for special checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ class ReferenceSamples(Protocol):
 
 @dataclass(frozen=True)
 class EqualPositions:
-    """Replaces all positions of a sample by its first: routing by position or token treats them alike."""
+    """Replaces every position of a sample by the first.
+
+    A router that looks at positions or at tokens then treats all positions of the sample alike.
+    """
 
     of: ReferenceSamples
 
@@ -60,8 +63,8 @@ class First:
 class Narrow:
     """A batch in which each data-parallel rank repeats the ``pick``-th of its samples.
 
-    ``positions``: the first position of that sample is repeated, too. Ranks that read different samples leave
-    different experts idle.
+    Each rank then uses few experts, and other ranks, with other samples, use other experts. ``positions``:
+    within the sample, the first position is repeated too.
     """
 
     pick: int
