@@ -212,7 +212,7 @@ def test_evaluation_and_metrics_count_real_tokens(corpus, packing, tmp_path):
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "sequences in pieces": (
         {"parallel": {"pipeline": {"stages": 2, "scheduler": "seqpipe", "seq_chunks": 2}}},
-        "parallel.pipeline.seq_chunks: 2: with data.document_mask=true positions restart and attention ends "
+        "parallel.pipeline.seq_chunks: 2: data.document_mask=true restarts positions and ends attention "
         "inside a piece of a sequence, which sequence chunks do not support; use full sequences "
         "(try: parallel.pipeline.seq_chunks=1 parallel.pipeline.scheduler=1f1b)",
     ),

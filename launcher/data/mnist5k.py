@@ -48,5 +48,5 @@ def check_mnist5k(settings: Mnist5k) -> Iterator[Problem]:
 def size_problems(side: int, size: int) -> Iterator[Problem]:
     """Yields a problem if images of ``side`` pixels a side are larger than ``data.size``."""
     if side > size:
-        text = f"{size} pixels a side are too few for images with {side}: images are padded, never cropped"
+        text = f"{size} pixels a side are too few for images of {side}: images are padded, never cropped"
         yield Problem("data.size", text, f"data.size={side}")

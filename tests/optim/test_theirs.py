@@ -234,8 +234,8 @@ REFUSED: dict[str, tuple[str, str, str]] = {
                                              f"{KEEP}"),
     "no parameter": (OURS + "GlobalState", "one", f"{LOST} it keeps state under keys that are not parameters {KEEP}"),
     "another shape": (OURS + "Flat", "shards", "it keeps both of shape [2, 8, 8] for a parameter of shape [8, 8], "
-                      "which cannot be saved where parameters are cut: first.weight, first.bias, second.weight and 4 "
-                      "more"),
+                      "which cannot be saved for parameters that are cut: first.weight, first.bias, second.weight and "
+                      "4 more"),
     "columns": (ROWS, "operators", "its update of one element of a tensor depends on the rest of the tensor "
                                    "(seen on small tensors), and second.weight would be cut over tp; it can be "
                                    "used with pipeline stages and replicas, where every rank has full tensors"),

@@ -26,8 +26,8 @@ def test_code_that_asks_for_the_modes_of_a_trace_is_refused(way):
         plan_job(asks(way))
     assert re.sub(r" \(\w+\.py:\d+\)", "", str(refused.value)) == (
         "parallel.pipeline.stage_config: the code between the named modules of Asks computes something else while it "
-        "is traced (output 0 differs), as code does that asks for torch's modes or for the kind of a tensor; name a "
-        "larger module in stage_config, so that this code runs inside it"
+        "is traced (output 0 differs), for example because it asks for torch's modes or for the type of a tensor; "
+        "name a larger module in stage_config, so that this code runs inside it"
     )
 
 

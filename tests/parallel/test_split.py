@@ -215,7 +215,7 @@ REFUSED = {
         own("odd_nets.Seeds", [6], stages={"a": 0, "head": 1}),
         ("parallel.pipeline.stage_config: cannot trace the code between the named "
          "modules of Seeds (odd_nets.py:300): it seeds torch's random stream, or "
-         "restores its state, which no stage would see; name a larger module in "
+         "restores its state; the trace does not record that; name a larger module in "
          "stage_config, so that this code runs inside it"),
     ),
     "a generator": (
@@ -229,7 +229,7 @@ REFUSED = {
         own("odd_nets.Packs", [6], stages={"a": 0, "head": 1}),
         ("parallel.pipeline.stage_config: cannot trace the code between the named "
          "modules of Packs (odd_nets.py:321): it has hooks on what autograd saves "
-         "(saved_tensors_hooks), which no stage would see; name a larger module in "
+         "(saved_tensors_hooks); the trace does not record that; name a larger module in "
          "stage_config, so that this code runs inside it"),
     ),
     "a look at what a view has changed": (

@@ -17,8 +17,8 @@ from tests.parity import assert_parity, own
 CUT = {"a": 0, "b": 0, "head": 1}
 SHARDED = {"hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": "level3"}}
 BACKWARD = (
-    "model: the backward changes {}, which the forward reads, but a pipeline runs other forwards before that backward "
-    "than one process does; change it in the forward"
+    "model: the backward changes {}, which the forward reads, but in a pipeline other forwards run before that "
+    "backward than in one process; change it in the forward"
 )
 LATE = "model: the forward {}, but the optimizer, the ranks and checkpoints use the parameters of the constructor; {}"
 TIE = "tie or create it in the constructor, and change values in torch.no_grad(), by copy_()"

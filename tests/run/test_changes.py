@@ -77,7 +77,7 @@ error: 3 problems in this request; nothing was started
     )
     said = plan(capsys, *words, *shlex.split(accept))
     for key, old, new in (("seed", 3, 1), ("data.seq_len", 4, 8), ("train.batch_size", 16, 8)):
-        assert f" {key} {old} -> {new}: since step-000002, which checkpoint.accept_changes allows: " in said
+        assert f" {key} {old} -> {new}: since step-000002; checkpoint.accept_changes allows it: " in said
 
 
 CHANGED = {

@@ -36,7 +36,7 @@ REFUSED = {
             "launch.k8s.mount=/",
         ],
         "launch.k8s.kind: pytorchjob: debug.drill ends a rank, and a PyTorchJob that fails is not restarted; "
-        "a JobSet is, with launch.max_restarts=1",
+        "a JobSet is restarted if launch.max_restarts=1",
     ),
     "no checkpoint": (
         [KILL, AGAIN],

@@ -104,7 +104,7 @@ def files(paths: Paths | None) -> list[CorpusFile]:
         try:
             file = corpus_file(path, "auto")
             if file.form == "text":
-                raise BadFile(f"a text file by its name; conversations are read from {READ}")
+                raise BadFile(f"its name is that of a text file; conversations are read from {READ}")
             if file.form != "jsonl":
                 _columns(file)
         except BadFile as error:

@@ -50,7 +50,7 @@ def _unsteady(mine: Source, theirs: Source) -> Problem | None:
     if at is None:
         return _lost(mine, first) if isinstance(mine, IndexedStream) and n > 1 else None
     text = f"built a second time, its item {at} differs, and each rank builds its own copy"
-    return Problem(KEY, f"{mine.name}: {text}; {DRAW}, and by the seed in its constructor")
+    return Problem(KEY, f"{mine.name}: {text}; {DRAW}; in its constructor, they are seeded by the seed")
 
 
 def _lost(stream: IndexedStream, items: list[Sequence[Tensor]]) -> Problem | None:

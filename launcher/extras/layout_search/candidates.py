@@ -214,7 +214,7 @@ def impossible(job: Job) -> list[Problem]:
             problems.append(Problem(key, text, f"{key}={cure}"))
     if over.get(OPERATORS) == AUTO:
         problems.append(
-            Problem(OPERATORS, "auto: possible only in a composed request, which has options of operators")
+            Problem(OPERATORS, "auto: only a request composed from conf/ has options of operators to try")
         )
     return problems
 

@@ -257,7 +257,7 @@ def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Se
             _follow(model, leaves, inputs)
     if read:
         text = f"the backward changes {next(iter(read))}, which the forward reads"
-        why = "a pipeline runs other forwards before that backward than one process does"
+        why = "in a pipeline other forwards run before that backward than in one process"
         raise RequestError((Problem("model", f"{text}, but {why}; change it in the forward"),))
 
 

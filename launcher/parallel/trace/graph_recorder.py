@@ -316,11 +316,11 @@ class Capture(TorchFunctionMode):
         """Refuse seeds, restored random states, hooks and modes: the graph does not record them."""
         if generator_state(torch.default_generator) != self.stream:
             text = "it seeds torch's random stream, or restores its state"
-            raise self.refuse(f"{text}, which no stage would see")
+            raise self.refuse(f"{text}; the trace does not record that")
         hooks = _saving()
         if hooks != self.hooks and hooks is not None and hooks[0].__module__.partition(".")[0] != "torch":
             text = "it has hooks on what autograd saves (saved_tensors_hooks)"
-            raise self.refuse(f"{text}, which no stage would see")
+            raise self.refuse(f"{text}; the trace does not record that")
         if what := self.around.entered():
             raise self.refuse(f"it is called under {what}, which its stage would not have")
 
@@ -400,7 +400,7 @@ class Capture(TorchFunctionMode):
         """Refuse a call of a leaf in another mode or with other weights than its stage would use."""
         if [m.training for m in module.modules()] != self.training[path]:
             text = f"it switches {path} to train mode or eval mode before it calls {path}"
-            raise self.refuse(f"{text}, which no stage would see")
+            raise self.refuse(f"{text}; the trace does not record that")
         now = dict(_tensors(module))
         for name, built in self.built[path].items():
             t = now.get(name)

@@ -203,8 +203,8 @@ def _references(skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
                     yield Problem(KEY, f"{text}; compute it from {of[0]} in the forward")
             elif name in changed:
                 others = listed([n for n in names if n != name])
-                text = f"the forward changes {name}, which shares memory with {others}"
-                text += ", which would no longer see the change"
+                text = f"the forward changes {name}, but {others}, with which it shares memory,"
+                text += " would no longer see the change"
                 yield Problem(KEY, f"{text}; keep one tensor, and take views of it in the forward")
                 break
 

@@ -149,4 +149,4 @@ def _saved(traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Probl
         yield Problem(KEY, f"{text}. Keep numbers and tensors in self.state[p] or in self.param_groups")
     elif traits.odd and cut:
         text = f"{traits.name}: it keeps {traits.odd}"
-        yield Problem(KEY, f"{text}, which cannot be saved where parameters are cut: {some(cut)}")
+        yield Problem(KEY, f"{text}, which cannot be saved for parameters that are cut: {some(cut)}")

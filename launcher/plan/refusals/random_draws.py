@@ -40,7 +40,7 @@ def problems(job: Job, effects: Effects, pieces: int) -> Iterator[Problem]:
     others = _others(effects)
     where = ""
     if pieces > 1:
-        where = "for each piece of a sequence, which one process does not cut"
+        where = "for each piece of a sequence, but one process draws for the full sequence"
     elif job.train.compile is not None:
         where = "in compiled code"
     for name in _certify(job) if others and where else ():

@@ -25,7 +25,7 @@ def packing_problems(job: Job) -> Iterator[Problem]:
     data, documents, pieces = job.data, apart(job.data), job.parallel.pipeline.seq_chunks
     setting = None if documents is None else f"{documents.key}={documents.value}"
     if setting is not None and isinstance(pieces, int) and pieces > 1:
-        text = f"{pieces}: with {setting} positions restart and attention ends inside a piece of a sequence"
+        text = f"{pieces}: {setting} restarts positions and ends attention inside a piece of a sequence"
         cure = f"{PIECES}=1 parallel.pipeline.scheduler=1f1b"
         yield Problem(PIECES, f"{text}, which sequence chunks do not support; use full sequences", cure)
     if isinstance(data, Chat):

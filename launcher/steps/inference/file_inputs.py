@@ -55,7 +55,7 @@ def misfits(file_specs: Mapping[str, TensorSpec], plan: Plan) -> Iterator[str]:
         yield "has no samples"
     elif mixed and file_specs[order[0]].shape[0] % plan.sizes.micro_batch:
         text = f"{listed(mixed)} normalizes over the samples of a micro batch also in evaluation mode"
-        yield f"{text}, and the last would be padded: give a multiple of {plan.sizes.micro_batch} samples"
+        yield f"{text}, and the last one would be padded: give a multiple of {plan.sizes.micro_batch} samples"
 
 
 def _floating(t: TensorSpec) -> bool:

@@ -49,7 +49,7 @@ def test_what_packed_conversations_need(
     assert main([*words, "parallel.pipeline.scheduler=seqpipe", "parallel.pipeline.seq_chunks=2"]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        "  parallel.pipeline.seq_chunks = 2: with data.packing=best_fit positions restart and attention ends "
+        "  parallel.pipeline.seq_chunks = 2: data.packing=best_fit restarts positions and ends attention "
         "inside a piece of a sequence, which sequence chunks do not support; use full sequences\n"
         "    set by: parallel.pipeline.seq_chunks=2 (command line)\n"
     )

@@ -206,12 +206,12 @@ REFUSED = {
     "made otherwise": (
         trained(of("Rows", samples=N, how="made otherwise")),
         f"data._target_: {NAME}.Rows: built a second time, its item 0 differs, and each rank builds its own copy; "
-        f"{DRAW}, and by the seed in its constructor",
+        f"{DRAW}; in its constructor, they are seeded by the seed",
     ),
     "stream made otherwise": (
         trained(of("Row", how="made otherwise")),
         f"data._target_: {NAME}.Row: built a second time, its item 0 differs, and each rank builds its own copy; "
-        f"{DRAW}, and by the seed in its constructor",
+        f"{DRAW}; in its constructor, they are seeded by the seed",
     ),
     "lost state": (
         trained(of("Kept", how="lost")),

@@ -109,8 +109,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "Buffers",
         {"changes": True},
         (
-            "model: the forward changes middle.both, which shares memory with "
-            "middle.first, which would no longer see the change; keep one tensor, and take views of it "
+            "model: the forward changes middle.both, but middle.first, with which it shares memory, "
+            "would no longer see the change; keep one tensor, and take views of it "
             "in the forward"
         ),
     ),
