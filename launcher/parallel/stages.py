@@ -269,7 +269,7 @@ def _send(out: fx.Graph, value: Any, c: BoundaryTensor) -> list[fx.Node]:
     else:
         flat = [out.call_function(getitem, (value, i)) for i in range(len(c.specs))]
     flat = [_permuted(out, x, dims) for x, dims in zip(flat, c.orders, strict=True)]
-    return [out.call_function(boundary, (x, c.trains)) for x in flat]
+    return [out.call_function(boundary, (x, c.trains and i not in c.idle)) for i, x in enumerate(flat)]
 
 
 def _permuted(out: fx.Graph, x: fx.Node, dims: tuple[int, ...]) -> fx.Node:

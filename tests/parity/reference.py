@@ -23,8 +23,7 @@ from launcher.planner.plan_job import builder
 class Outcome:
     """Mean loss of the global batch, gradients and buffers by first name, and the global norm before clipping.
 
-    A parameter without a gradient is not in ``grads``. One behind an unused output may have a gradient of zeros: all
-    tensors that cross a stage boundary get a gradient.
+    A parameter without a gradient is not in ``grads``: with zeros an optimizer would decay it.
     """
 
     loss: float

@@ -236,7 +236,9 @@ def _stage_inputs(made: Plan, index: int, specs: Sequence[TensorSpec]) -> list[T
     if not index:
         return list(meta(specs))
     crossings = made.boundaries[index - 1]
-    return [t.requires_grad_(c.trains) for c in crossings for t in meta(c.sent)]
+    return [
+        t.requires_grad_(grad) for c in crossings for t, grad in zip(meta(c.sent), c.gradients, strict=True)
+    ]
 
 
 def _recorded(module: nn.Module, inputs: Sequence[Tensor], ours: bool) -> StageGraphs:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import RegisterPostBackwardFunction
 
 from launcher.parallel.dispatch.containers import clone_with_strides
 from launcher.parallel.dispatch.modes import tree_map_only
@@ -32,6 +34,8 @@ def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
     """
     if plan.hsdp is None:
         return
+    _pass_missing_gradients()
+
     # exclude unsharded parameters, and make the others contiguous
     unsharded = {t for p, _, t in part.named(plan.params) if not p.sharded and isinstance(t, nn.Parameter)}
     for t in part.module.parameters():  # FSDP2 requires that
@@ -59,6 +63,24 @@ def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+@cache
+def _pass_missing_gradients() -> None:
+    """Let FSDP2's node before a module return no gradient for an input that the module does not train.
+
+    The node would return zeros. They would train whatever made the input, such as a weight that has no
+    gradient in one process and is decayed for zeros.
+    """
+    node = RegisterPostBackwardFunction
+    name = "setup_context" if "setup_context" in vars(node) else "forward"  # torch 2.11 has only a forward
+    original = getattr(node, name)
+
+    def patched(ctx: Any, *args: Any) -> Any:
+        ctx.set_materialize_grads(False)
+        return original(ctx, *args)
+
+    setattr(node, name, staticmethod(patched))
 
 
 def _casts(plan: Plan) -> MixedPrecisionPolicy:

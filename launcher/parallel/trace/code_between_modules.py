@@ -171,9 +171,13 @@ class Tracer(Capture):
 
 
 def origins(value: Any) -> frozenset[Any]:
-    """Return the autograd functions of the tensors in ``value`` with a gradient; for leaves, their ids."""
-    with_gradient = [t for t in tensors(value) if t.requires_grad]
-    return frozenset(t.grad_fn if t.grad_fn is not None else id(t) for t in with_gradient)
+    """Return ``origin_of`` each tensor in ``value`` with a gradient."""
+    return frozenset(origin_of(t) for t in tensors(value) if t.requires_grad)
+
+
+def origin_of(t: torch.Tensor) -> Any:
+    """Return the autograd function that made ``t``, and the number of its output; for a leaf, its id."""
+    return (t.grad_fn, t.output_nr) if t.grad_fn is not None else id(t)
 
 
 def storages(value: Any) -> dict[int, None]:

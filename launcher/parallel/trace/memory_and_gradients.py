@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
-from launcher.parallel.trace.code_between_modules import Tracer, origins, storages
+from launcher.parallel.trace.code_between_modules import Tracer, origin_of, origins, storages
+from launcher.parallel.trace.output_specs import specs
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,19 @@ def memory(tracer: Tracer) -> dict[fx.Node, NodeMemory]:
     return out
 
 
-def trained(tracer: Tracer, spaces: Mapping[fx.Node, NodeMemory]) -> dict[fx.Node, frozenset[str]]:
-    """Return for each node the inputs that get a gradient through it from the model's output.
+@dataclass(frozen=True)
+class NodeGradients:
+    """``inputs``: those that get a gradient through a node from the model's output.
+
+    ``idle``: the tensors of its value, by their numbers, that get none from anywhere.
+    """
+
+    inputs: frozenset[str]
+    idle: tuple[int, ...]
+
+
+def gradients(tracer: Tracer, spaces: Mapping[fx.Node, NodeMemory]) -> dict[fx.Node, NodeGradients]:
+    """Return for each node where gradients from the model's output arrive.
 
     Autograd rewrites the history of a value that is changed in place, so every user of it counts.
     """
@@ -61,26 +74,38 @@ def trained(tracer: Tracer, spaces: Mapping[fx.Node, NodeMemory]) -> dict[fx.Nod
 
     # autograd's path: each function belongs to the node that ran when it was made
     starts = [at for at, _ in tracer.spans]
-    stack = [*origins(tracer.values[end])]
+    reached = set(origins(tracer.values[end]))
+    stack = [at[0] for at in reached if isinstance(at, tuple)]
     seen = set(stack)
     while stack:
         function = stack.pop()
-        if not hasattr(function, "next_functions"):  # a leaf, by its id
-            continue
         _, user = tracer.spans[bisect_right(starts, function._sequence_nr()) - 1]
-        for following, _ in function.next_functions:
-            at = id(following.variable) if hasattr(following, "variable") else following
+        for following, number in function.next_functions:
+            leaf = hasattr(following, "variable")
+            at = id(following.variable) if leaf else (following, number)
+            reached.add(at)
             grad_inputs[user] |= {m.name for m in makers.get(at, ()) if m in user.all_input_nodes}
-            if at is not None and at not in seen:
-                seen.add(at)
-                stack.append(at)
+            if following is not None and not leaf and following not in seen:
+                seen.add(following)
+                stack.append(following)
 
     # values that are changed in place, and those that are only passed on
     written = frozenset[int]().union(*(m.writes for m in spaces.values()))
     for node in tracer.graph.nodes:
         grad_inputs[node] |= {i.name for i in node.all_input_nodes if origin[i] and spaces[i].lies & written}
     _passed_on(tracer.graph, origin, grad_inputs)
-    return {n: frozenset(names) for n, names in grad_inputs.items()}
+    return {
+        n: NodeGradients(
+            frozenset(names), () if spaces[n].lies & written else _idle(tracer.values[n], reached)
+        )
+        for n, names in grad_inputs.items()
+    }
+
+
+def _idle(value: Any, reached: Container[Any]) -> tuple[int, ...]:
+    """Return the numbers of the tensors in ``value`` whose origin no gradient has ``reached``."""
+    tensors = value if specs(value)[1] else [value] if isinstance(value, torch.Tensor) else []
+    return tuple(i for i, t in enumerate(tensors) if t.requires_grad and origin_of(t) not in reached)
 
 
 def _passed_on(

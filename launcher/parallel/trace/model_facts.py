@@ -31,7 +31,7 @@ from launcher.parallel.trace.code_between_modules import (
     trace_ours,
 )
 from launcher.parallel.trace.forward_observer import ForwardObserver, watching
-from launcher.parallel.trace.memory_and_gradients import memory, trained
+from launcher.parallel.trace.memory_and_gradients import gradients, memory
 from launcher.parallel.trace.module_kinds import kind_of
 from launcher.parallel.trace.moving_state import drifting, moving, not_restored
 from launcher.parallel.trace.output_specs import memory_dims, output_specs, spec, specs
@@ -267,7 +267,7 @@ def facts(tracer: Tracer, known: ModelStructure) -> Graph:
     out = []
     backwards = BackwardMeter()
     spaces = memory(tracer)
-    gradients = trained(tracer, spaces)
+    arriving = gradients(tracer, spaces)
     for n in tracer.graph.nodes:
         target = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", str(n.target))
 
@@ -290,7 +290,8 @@ def facts(tracer: Tracer, known: ModelStructure) -> Graph:
             reads=spaces[n].reads,
             lies=spaces[n].lies,
             writes=spaces[n].writes,
-            trains=gradients[n],
+            trains=arriving[n].inputs,
+            idle=arriving[n].idle,
             text=call_text(n),
             operations=operations,
             keys=keys,

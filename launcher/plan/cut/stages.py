@@ -324,6 +324,8 @@ class BoundaryTensor:
     ``trains``: a gradient comes back for it. A value that is only read without gradients must get none, not
     even zeros, because an optimizer skips a parameter only if it has no gradient.
 
+    ``idle``: the numbers of tensors that get none although others of the value do.
+
     ``dims``: for each tensor the order of its dimensions while it is sent. It is the order of its memory in
     one process, such as (0, 2, 3, 1) for channels last; () stands for the order of its indices.
     """
@@ -333,6 +335,14 @@ class BoundaryTensor:
     packed: bool
     trains: bool = True
     dims: tuple[tuple[int, ...], ...] = ()
+    idle: tuple[int, ...] = ()
+
+    @property
+    def gradients(self) -> tuple[bool, ...]:
+        """For each tensor, whether a gradient comes back for it; integers have none."""
+        return tuple(
+            self.trains and i not in self.idle and "float" in s.dtype for i, s in enumerate(self.specs)
+        )
 
     @property
     def orders(self) -> tuple[tuple[int, ...], ...]:
@@ -381,6 +391,7 @@ def boundary(
             graph[n].packed,
             n in trains,
             () if as_indexed else graph[n].dims,
+            graph[n].idle,
         )
         for n in stages[index].sends
     )

@@ -210,9 +210,8 @@ def between_stages(
 
 def _specs(crossing: tuple[BoundaryTensor, ...], forward: bool, length: int, full_length: int) -> list[int]:
     """Returns the bytes of each tensor for ``length`` of ``full_length`` positions."""
-    return [
-        t.nbytes * length // full_length for c in crossing for t in c.specs if forward or "float" in t.dtype
-    ]
+    sent = ((t, grad) for c in crossing for t, grad in zip(c.specs, c.gradients, strict=True))
+    return [t.nbytes * length // full_length for t, grad in sent if forward or grad]
 
 
 def between_copies(

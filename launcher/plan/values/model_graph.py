@@ -126,12 +126,13 @@ class Node:
     the further cost of that, ``flops`` the cost of the forward and ``operations`` its kernels. ``left``: the
     bytes of ``saved`` that later chunks of the sequence read.
 
-    Storages are numbered: ``reads`` are those of its inputs and of the tensors of its module, ``lies`` those
-    that hold its value, ``writes`` those that it changes in place. ``trains``: the inputs that get a gradient
-    through it. ``text``: the call with all its constants. ``keys``: for an output of several tensors, the key
-    of each in the dict or tuple; for an output that no loss accepts, a description of it and the Python
-    expression that takes a tensor out of it. ``dims``: for each tensor of ``out`` its dimensions in the order
-    in which they lie in memory, and () if it is contiguous or has gaps.
+    Storages are numbered: ``reads`` are those of its inputs and of the tensors of its module, ``lies``
+    those that hold its value, ``writes`` those that it changes in place. ``trains``: the inputs that get
+    a gradient through it. ``idle``: the numbers of the tensors of ``out`` that get no gradient. ``text``:
+    the call with all its constants. ``keys``: for an output of several tensors, the key of each in the
+    dict or tuple; for an output that no loss accepts, a description of it and the Python expression that
+    takes a tensor out of it. ``dims``: for each tensor of ``out`` its dimensions in the order in which
+    they lie in memory, and () if it is contiguous or has gaps.
     """
 
     name: str
@@ -148,6 +149,7 @@ class Node:
     lies: frozenset[int] = frozenset()
     writes: frozenset[int] = frozenset()
     trains: frozenset[str] = frozenset()
+    idle: tuple[int, ...] = ()
     text: str = ""
     operations: Operations = NOTHING
     keys: tuple[str | int, ...] = ()

@@ -56,6 +56,7 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("torch.distributed.fsdp", "FSDPModule.set_force_sum_reduction_for_comms", ("enable",)),
     ("torch.distributed.fsdp", "FSDPModule._get_fsdp_state", ()),
     ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup.pre_forward", ()),
+    ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "RegisterPostBackwardFunction", ()),
     ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup.pre_backward", ()),
     ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup.post_backward", ()),
     ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup.use_training_state", ()),

@@ -371,7 +371,7 @@ def _each(specs: Sequence[TensorSpec], pieces: tuple[int, ...]) -> list[tuple[Te
 def _flat(plan: Plan, boundary: int) -> tuple[tuple[TensorSpec, ...], list[bool]]:
     """The tensors that cross a boundary, and whether each has a gradient."""
     crossing = plan.boundaries[boundary]
-    return tuple(t for c in crossing for t in c.sent), [c.trains for c in crossing for _ in c.specs]
+    return tuple(t for c in crossing for t in c.sent), [grad for c in crossing for grad in c.gradients]
 
 
 def _meta(t: TensorSpec, grad: bool) -> torch.Tensor:

@@ -328,6 +328,8 @@ class Judge:
         self._floor = torch.finfo(models.kept(self.job.train.precision)).eps / copy.tolerance
         self._usual = 0.0
         """The largest norm of a step whose samples were not chosen."""
+        self._trained = set[str]()
+        """The weights that had a gradient in the last step of one process."""
 
     def draws(self) -> bool:
         """Return true if a forward draws random numbers that must be made equal; reports other sources."""
@@ -432,6 +434,7 @@ class Judge:
     ) -> None:
         """Compares the next step; ``row`` is the loop's report of it. Call ``update`` afterwards."""
         want = self._outcome(clip, scale, narrow)
+        self._trained = {*want.grads}
         self.done += 1
         # if all positions are alike, gradients may be rounding errors of the size of a usual step's
         least = 0.0 if narrow is None else ROUNDINGS * self._usual
@@ -473,7 +476,7 @@ class Judge:
         tensors = {n: t for n, t in got.tensors.items() if n not in self._buffers}
         for name in sorted(want.grads.keys() | tensors.keys()):
             g = want.grads.get(name)
-            if g is None:  # an unused output: None in one process, zeros behind a stage boundary
+            if g is None:  # whether zeros train the weight shows after the update
                 g = torch.zeros_like(tensors[name])
             findings.append(_far(step, "gradient", name, tensors.get(name), want=g, rounding=floor))
         for name, b in want.buffers.items():
@@ -486,8 +489,12 @@ class Judge:
         return Finding(step, part, name, inf, note=note)
 
     def update(self, grads: GatheredTensors, got: GatheredTensors, means: GatheredTensors) -> None:
-        """Compares the weights after the step that had these gradients, and their moving average."""
-        want = self.training.update(self.done - 1, grads.tensors)
+        """Compares the weights after the step that had these gradients, and their moving average.
+
+        A weight without a gradient in one process must not be trained with zeros.
+        """
+        trained = {name: g for name, g in grads.tensors.items() if name in self._trained}
+        want = self.training.update(self.done - 1, trained)
         self._weights("update", got, want)
         self._weights("average", means, self.training.average(self.done - 1, want))
 
