@@ -130,7 +130,8 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     of_read = tuple(of_files(composed.files))
     problems += _nested_recipes(of_read)
     known = (*of_read, *places)
-    early = [*recipe_trust.problems(raw, gather(known, raw), composed.files, config_dir, resolved=False)]
+    trust = recipe_trust.Trust(composed.layers, rest, raw, config_dir)
+    early = [*trust.problems(raw), *trust.unsafe_interpolations()]
     if (endless := expansion(raw)) is not None:
         early.append(endless)
     if early:
@@ -139,7 +140,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     # resolve, then validate with the schema
     data = _data(composed, problems)
     origins = gather(known, data)
-    problems += recipe_trust.problems(data, origins, composed.files, config_dir, resolved=True)
+    problems += trust.problems(data)
     recipe_trust.forget(data)
     problems += [*_idle(origins), *_lost(data)]
     problems = [p if p.text else missing(tuple(p.key.split(".")), data, origins) for p in problems]
@@ -151,7 +152,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     if job is None or problems:
         relevant = _relevant(problems, misspelled)
         raise BadRequest(with_group_cures(relevant, typed, origins), origins)
-    return Request(job, data, origins, tuple(overrides), tuple(recipe_trust.code(data, origins)))
+    return Request(job, data, origins, tuple(overrides), tuple(trust.code(data, origins)))
 
 
 def _config_files(
