@@ -379,16 +379,21 @@ def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> 
         # the settings of a shipped option would become arguments of the class
         key = f"{section}._target_"
         name = origins.of(f"{section}.name") if "name" in node else None
+        untrusted = next(_untrusted(key, section, target, allow), None)
         if name is not None and name.shipped:
             text = f"{target}: the settings of {section}={shown(node['name'], '')} would become its arguments"
             mine = origins.of(key)
             if mine is not None and not mine.typed:
                 text += f"; in a recipe, drop them with - override /{section}: null"
-                yield Problem(key, text, f"{section}=null")
+                cure = f"{section}=null"
             else:
-                yield Problem(key, text, f"{section}=null {paste(key, target)}")
-
-        yield from _untrusted(key, section, target, allow)
+                cure = f"{section}=null {paste(key, target)}"
+            if untrusted is not None:  # one problem of one key: a line that solves one of them does not pass
+                text += f"; and {untrusted.text.removeprefix(f'{target}: ')}"
+                cure = f"{cure} {untrusted.cure}" if untrusted.cure else ""
+            yield Problem(key, text, cure)
+        elif untrusted is not None:
+            yield untrusted
         yield from _untrusted_arguments(node, section, allow)
 
     metrics = data.get("metrics")

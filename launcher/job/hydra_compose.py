@@ -146,6 +146,7 @@ def _check_defaults(path: Path, defaults: object) -> None:
         raise Hostile(Problem("", f"{where}: should be a list, as in [override /model: lm, _self_]"))
     if defaults.count("_self_") > 1:
         raise Hostile(Problem("", f"{where}: _self_ is listed twice"))
+    override = None
     for n, item in enumerate(defaults):
         (group, option), *more = item.items() if isinstance(item, dict) and item else [("", item)]
         options = option if isinstance(option, list) else [option]
@@ -157,6 +158,11 @@ def _check_defaults(path: Path, defaults: object) -> None:
         if resolver is not None:
             text = f"{written(resolver)}: a defaults list cannot read the environment; name an option"
             raise Hostile(Problem("", f"{where}.{n}: {text}"))
+        overrides = bool(group) and "override" in str(group).split()[:-1]
+        if override is not None and not overrides and item != "_self_":
+            text = f"overrides come last; move it before {override}"
+            raise Hostile(Problem("", f"{where}.{n}: {written(item)}: {text}"))
+        override = group if overrides and override is None else override
         if isinstance(option, list) and name not in LISTS:
             text = f"only one option can be chosen, as in {group}: {next(iter(option), 'NAME')}"
             raise Hostile(Problem("", f"{where}.{n}: {written(item)}: {text}"))
