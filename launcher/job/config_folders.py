@@ -18,8 +18,12 @@ RECIPES = _shipped("recipes")
 
 
 def shipped(path: Path) -> bool:
-    """Return true if ``path`` is one of our files, not the user's."""
-    return path.is_relative_to(CONF) or path.is_relative_to(RECIPES)
+    """Return true if ``path`` is one of our files, not the user's.
+
+    ``..`` and links are resolved first: ``recipes/../../theirs.yaml`` is not one of ours.
+    """
+    real = Path(os.path.realpath(path))
+    return real.is_relative_to(CONF) or real.is_relative_to(RECIPES)
 
 
 def short(path: Path) -> str:

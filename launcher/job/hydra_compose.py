@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, cast
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -28,8 +29,8 @@ from omegaconf.errors import OmegaConfBaseException
 from launcher.errors import Problem
 from launcher.job.config_folders import ConfigFiles, short
 from launcher.job.cures.suggestions import choice
-from launcher.job.merge import CHOSEN, WordsOfFiles
-from launcher.job.overrides import LISTS, quoted, written
+from launcher.job.merge import CHOSEN, RESOLVER, WordsOfFiles
+from launcher.job.overrides import LISTS, instead, quoted, written
 from launcher.job.schema.redact import text as redacted
 from launcher.job.unknown_options import no_option
 from launcher.job.yaml_limits import Hostile, check, load
@@ -37,6 +38,10 @@ from launcher.job.yaml_limits import Hostile, check, load
 GROUP = "recipe"
 HEADER = 512
 """The number of characters in which Hydra looks for ``# @package`` at the start of a file."""
+FILE = "file"
+"""The entry of a header with the path of the file."""
+HYDRA = "hydra"
+"""The key of Hydra's own settings, which a file cannot set."""
 
 
 class RecipeSource(ConfigSource):
@@ -70,7 +75,8 @@ class RecipeSource(ConfigSource):
             config=_loaded(path, [g for g in ConfigFiles().groups() if g != GROUP]),
             path=self.full_path(),
             provider=self.provider,
-            header={"package": "_global_"},  # a recipe configures a complete run, whatever its folder
+            # a recipe configures a complete run, whatever its folder
+            header={"package": "_global_", FILE: str(path)},
         )
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
@@ -100,7 +106,10 @@ class OptionSource(FileConfigSource):
         with path.open(encoding="utf-8") as file:
             header = ConfigSource._get_header_dict(file.read(HEADER))
         return ConfigResult(
-            config=_loaded(path), path=f"{self.scheme()}://{self.path}", provider=self.provider, header=header
+            config=_loaded(path),
+            path=f"{self.scheme()}://{self.path}",
+            provider=self.provider,
+            header={**header, FILE: str(path)},
         )
 
 
@@ -114,6 +123,7 @@ def _loaded(path: Path, groups: Sequence[str] = ()) -> Container:
     if isinstance(data, dict) and "defaults" in data:
         _check_defaults(path, data["defaults"])
     if isinstance(data, dict):
+        data.pop(HYDRA, None)  # compose reports it; Hydra would read it, and resolve its interpolations
         complete = data.keys() >= COMPLETE and "defaults" not in data
         chosen = {f"override /{g}": data.pop(g) for g in groups if _is_choice(g, data.get(g))}
         emptied = {f"override /{group}": None for group in (*CHOSEN, "steps")} if complete else {}
@@ -136,6 +146,7 @@ def _check_defaults(path: Path, defaults: object) -> None:
         raise Hostile(Problem("", f"{where}: should be a list, as in [override /model: lm, _self_]"))
     if defaults.count("_self_") > 1:
         raise Hostile(Problem("", f"{where}: _self_ is listed twice"))
+    override = None
     for n, item in enumerate(defaults):
         (group, option), *more = item.items() if isinstance(item, dict) and item else [("", item)]
         options = option if isinstance(option, list) else [option]
@@ -143,6 +154,15 @@ def _check_defaults(path: Path, defaults: object) -> None:
             text = "should be a recipe, or a group and its option in text, as in override /model: lm"
             raise Hostile(Problem("", f"{where}.{n}: {written(item)}: {text}"))
         name = str(group).split()[-1].lstrip("/") if group else ""
+        resolver = next((text for text in map(str, (group, *options)) if RESOLVER.search(text)), None)
+        if resolver is not None:
+            text = f"{written(resolver)}: a defaults list cannot read the environment; name an option"
+            raise Hostile(Problem("", f"{where}.{n}: {text}"))
+        overrides = bool(group) and "override" in str(group).split()[:-1]
+        if override is not None and not overrides and item != "_self_":
+            text = f"overrides come last; move it before {override}"
+            raise Hostile(Problem("", f"{where}.{n}: {written(item)}: {text}"))
+        override = group if overrides and override is None else override
         if isinstance(option, list) and name not in LISTS:
             text = f"only one option can be chosen, as in {group}: {next(iter(option), 'NAME')}"
             raise Hostile(Problem("", f"{where}.{n}: {written(item)}: {text}"))
@@ -196,17 +216,34 @@ CONFIG = "config"
 
 
 @dataclass(frozen=True)
+class Layer:
+    """A file as Hydra merges it. ``package``: the dotted place of its keys. ``data``: keys from the root.
+
+    Interpolations in ``data`` are text.
+    """
+
+    path: Path
+    package: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Composed:
     """A composed configuration.
 
-    ``files``: in the order of merging, each with the dotted package of its keys. ``steps``: the options of
-    that group in the order in which they were chosen, with repetitions.
+    ``layers``: in the order of merging. ``steps``: the options of that group in the order in which they were
+    chosen, with repetitions.
     """
 
     cfg: DictConfig
-    files: tuple[tuple[Path, str], ...]
+    layers: tuple[Layer, ...]
     recipe: str | None
     steps: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> Iterator[tuple[Path, str]]:
+        """Yields the path and package of each layer."""
+        yield from ((layer.path, layer.package) for layer in self.layers)
 
 
 def hydrate(choices: Sequence[str], configs: ConfigFiles) -> Composed | Problem:
@@ -240,38 +277,49 @@ def _hydrated(choices: tuple[str, ...], configs: ConfigFiles) -> Composed | Prob
     recipe = cfg.hydra.runtime.choices.get("recipe")
     OmegaConf.set_struct(cfg, False)  # the schema checks keys
     del cfg["hydra"]
-    read = [(configs.file(d.config_path), d.package or "") for d in loader.merged if d.config_path]
-    packages = ((path, package.replace("_global_", "").strip(".")) for path, package in read)
-    files = tuple((path, package) for path, package in packages if path is not None)
     paths = (d.config_path or "" for d in loader.merged)
     steps = tuple(path.removeprefix("steps/") for path in paths if path.startswith("steps/"))
-    return Composed(cfg, files, recipe, steps)
+    return Composed(cfg, tuple(loader.layers), recipe, steps)
 
 
 _of_shipped = lru_cache(64)(_hydrated)  # shipped files never change
 
 
 class _Loader(ConfigLoaderImpl):
-    """Hydra's loader, which records in ``merged`` the files that it merged last, in order.
+    """Hydra's loader, which records in ``merged`` and ``layers`` the files that it merged last, in order.
 
     Hydra's own API computes them again, which takes as long as composing.
     """
 
     merged: Sequence[ResultDefault] = ()
+    layers: Sequence[Layer] = ()
     words = WordsOfFiles()
 
     def _compose_config_from_defaults_list(
         self, defaults: list[ResultDefault], repo: IConfigRepository
     ) -> DictConfig:
         self.merged = tuple(defaults)
+        self.layers = []
         self.words = WordsOfFiles()
         return super()._compose_config_from_defaults_list(defaults, repo)
 
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
+        if (default.package or "").partition(".")[0] == HYDRA and not _hydras_own(default):
+            text = f"{default.config_path}@{default.package}: {instead(HYDRA, None)[0]}"
+            raise Hostile(Problem("", text))
         result = super()._load_single_config(default, repo)
         if isinstance(result.config, DictConfig):
+            file = result.header.get(FILE)
+            if file is not None:  # a copy: what Hydra merges into a layer changes it
+                package = (default.package or "").replace("_global_", "").strip(".")
+                data = OmegaConf.to_container(result.config, resolve=False)
+                self.layers = [*self.layers, Layer(Path(file), package, cast(dict[str, Any], data))]
             self.words.read(result.config)
         return result
+
+
+def _hydras_own(default: ResultDefault) -> bool:
+    return (default.config_path or "").startswith(f"{HYDRA}/")
 
 
 @contextmanager

@@ -95,9 +95,9 @@ def _beside_words(cfg: DictConfig, override: Override) -> Sequence[str] | Proble
             for n in (n for n, one in enumerate(word) if key == RECOMPUTE and one == AUTO):
                 OmegaConf.update(cfg, f"{key}.{n}", AUTO_AS_KEYS[key])
             groups = [n for n, one in enumerate(word) if isinstance(one, DictConfig)]
-            return [f"{key}.{n}.{below}" for n in groups] or _replaces(key, word, override, below)
+            return [f"{key}.{n}.{below}" for n in groups] or _replaces(key, cfg, override, below)
         elif below and not _replaceable(key, word, below):
-            return _replaces(key, word, override, below)
+            return _replaces(key, cfg, override, below)
     return (override.key,)
 
 
@@ -107,7 +107,8 @@ def _replaceable(key: str, word: Any, below: str) -> bool:
     return item or word is True or (key, word) == (STAGE_CONFIG, AUTO)
 
 
-def _replaces(key: str, word: Any, override: Override, below: str) -> Problem:
+def _replaces(key: str, cfg: DictConfig, override: Override, below: str) -> Problem:
+    word = unresolved(cfg, key)
     value = OmegaConf.to_container(word) if isinstance(word, ListConfig) else word
     text = f"{redacted(override.text)} would replace {written(value)}, the value of {key}"
     if key == OPERATORS:
@@ -145,6 +146,18 @@ def replaced(overrides: Sequence[Override]) -> Iterator[Problem]:
                 yield Problem(before.key, f"{text}; leave one of them out")
 
 
+def unresolved(cfg: DictConfig, key: str) -> Any:
+    """The value at ``key`` as it is written: an interpolation is text. ``None`` if there is none."""
+    node: Any = cfg
+    for part in key.split("."):
+        if not isinstance(node, DictConfig) or node._is_none() or node._is_interpolation():
+            return None
+        node = node._get_node(part)
+    if isinstance(node, DictConfig | ListConfig) and not (node._is_none() or node._is_interpolation()):
+        return node
+    return None if node is None else node._value()
+
+
 class WordsOfFiles:
     """Words that files set at keys below which later files set more: both are merged."""
 
@@ -154,7 +167,7 @@ class WordsOfFiles:
     def read(self, cfg: DictConfig) -> None:
         """Records the words in ``cfg``, the next file; merges its keys with those that earlier words mean."""
         for key in WORDS:
-            value = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
+            value = unresolved(cfg, key)
             if key == PARALLEL and value == AUTO:
                 OmegaConf.update(cfg, key, every_axis(), merge=False)
             elif isinstance(value, DictConfig) and value and key in self._words:
@@ -216,6 +229,8 @@ def _flat(tree: Any, above: str = "") -> dict[str, Any]:
     return out
 
 
+RESOLVER = re.compile(r"\$\{[^{}]*(:|\$\{)")
+"""Matches an interpolation that calls a resolver, such as ``${oc.env:HOME}``, or that may do so."""
 EXPANDED = 50_000
 """The most values, or thousands of characters, that a request may have once it is resolved."""
 _REFERENCE = re.compile(r"\$\{\s*(\.*)([^${}:]*?)\s*\}")

@@ -13,7 +13,7 @@ import yaml
 from launcher.job.config_folders import shipped, short
 from launcher.job.schema.redact import HIDDEN, place, secret
 from launcher.job.schema.redact import text as redacted
-from launcher.job.yaml_limits import check, parser
+from launcher.job.yaml_limits import check, composed
 
 COMMAND_LINE = "command line"
 _READ = 1_000
@@ -105,7 +105,7 @@ _of_shipped = lru_cache(256)(_of_file)  # shipped files never change
 
 
 def _marks(path: Path, package: str) -> Iterator[tuple[str, Any, str | None]]:
-    root = yaml.compose(path.read_text(encoding="utf-8"), Loader=parser(path))
+    root = composed(path)
     if not isinstance(root, yaml.MappingNode):
         return
     for key, value in root.value:

@@ -185,6 +185,14 @@ def parsable(text: str) -> bool:
     return True
 
 
+def nameable(key: str) -> bool:
+    """Return true if an override can name ``key``: the grammar has no quotes for keys."""
+    try:
+        return bool(parse(f"~{key}").key_or_group == key)
+    except (HydraException, ValueError, RecursionError):
+        return False
+
+
 def rewritten(text: str) -> str:
     """Rewrites a value from Python's, JSON's or YAML's notation to the grammar's; "" for any other value."""
     name, _, value = text.partition("=")

@@ -8,14 +8,18 @@ the launcher's options; it may not bring code, start a program, or read the envi
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from omegaconf import OmegaConf
 
 from launcher.errors import Problem
-from launcher.job.config_folders import CONF, RECIPES
+from launcher.job.config_folders import CONF, RECIPES, shipped, short
+from launcher.job.hydra_compose import Layer
+from launcher.job.merge import RESOLVER, put
 from launcher.job.origins import Origin, Origins
+from launcher.job.overrides import Override
 
 SETTING = "security.recipe"
 PROGRAMS = {
@@ -32,39 +36,90 @@ PROGRAMS = {
 """Settings that bring code or start a program, and the reason."""
 FROZEN = "request.yaml"
 """The frozen request in a run folder: it was checked when the run was requested."""
-_RESOLVER = re.compile(r"\$\{[^{}]*(:|\$\{)")
 
 
-def problems(
-    data: Mapping[str, Any],
-    origins: Origins,
-    files: Sequence[tuple[Path, str]],
-    own: Path | None,
-    *,
-    resolved: bool,
-) -> Iterator[Problem]:
-    """Yields a problem for each setting that ``files`` must not make; ``own``: the folder of --config-dir.
+class Trust:
+    """What the untrusted files of a request set that only the user may set.
 
-    Called twice: before interpolation, which would run resolvers, and after it (``resolved``), when it is
-    known what ``security: ${x}`` sets.
+    A setting of ``PROGRAMS`` is the user's if it has the value that the shipped files and the command line
+    alone give it. Any other value comes from a file, in whatever way: a merge key, an interpolation, the
+    package of an included file.
     """
-    trust = _value(data, SETTING)
-    if trust not in (None, "auto") and _of_file(origins, SETTING) is not None:
-        yield Problem(SETTING, f"{trust}: a file cannot declare itself trusted; set this on the command line")
-        return
-    run = origins.of("run_dir")  # typed only: a file that names a run folder is not the request in it
-    here = _value(data, "run_dir") if run is not None and run.typed else None
-    why = _why_untrusted(trust, [path for path, _ in files], own, here)
-    if not why:
-        return
-    cure = "" if trust == "untrusted" else f"{SETTING}=trusted"
-    for key, reason in PROGRAMS.items():
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        typed: Sequence[Override],
+        raw: Mapping[str, Any],
+        own: Path | None,
+    ) -> None:
+        """Compares ``raw``, the merged layers and overrides before interpolation, with the user's part of it.
+
+        ``own``: the folder of --config-dir.
+        """
+        self._raw = raw
+        self._files = [layer for layer in layers if not shipped(layer.path)]
+        self._users = _users([layer.data for layer in layers if _as_shipped(layer)], typed)
+        self._recipe = _value(self._users, SETTING)
+        here = next((o.value for o in reversed(typed) if o.key == "run_dir" and not o.delete), None)
+        self._why = _why_untrusted(self._recipe, [layer.path for layer in layers], own, here)
+        self._cure = "" if self._recipe == "untrusted" else f"{SETTING}=trusted"
+
+    def problems(self, data: Mapping[str, Any]) -> Iterator[Problem]:
+        """Yields a problem for each setting that the files must not make.
+
+        ``data``: the configuration before interpolation, which would run resolvers, or after it, when it is
+        known what ``security: ${x}`` sets.
+        """
+        declared = _value(data, SETTING)
+        if declared not in (None, "auto", self._recipe):
+            text = f"{declared}: a file cannot declare itself trusted; set this on the command line"
+            yield Problem(SETTING, text)
+        elif self._why:
+            for key, reason in PROGRAMS.items():
+                if self._of_file(data, key):
+                    yield Problem(key, f"{_value(data, key)}: {reason}, and {self._why}", self._cure)
+
+    def unsafe_interpolations(self) -> Iterator[Problem]:
+        """Yields a problem for each text of the files that may read the environment."""
+        for layer in self._files if self._why else ():
+            for key, text in texts(layer.data):
+                if RESOLVER.search(text):
+                    yield Problem(key, f"{text}: it may read the environment, and {self._why}", self._cure)
+
+    def code(self, data: Mapping[str, Any], origins: Origins) -> Iterator[str]:
+        """Yields a line for each setting with which files bring code, and the place that sets it."""
+        for key in PROGRAMS:
+            if self._of_file(data, key):
+                value = _value(data, key)
+                named = ", ".join(map(str, value)) if key == "security.allow" else key
+                origin = _origin(origins, key)
+                files = ", ".join(short(layer.path) for layer in self._files)
+                yield f"code: {named}, allowed by {origin.where.rpartition(':')[0] if origin else files}"
+
+    def _of_file(self, data: Mapping[str, Any], key: str) -> bool:
+        """Return true if the value of ``data`` at ``key`` is neither typed nor the shipped one."""
         value = _value(data, key)
-        if value and _of_file(origins, key):
-            yield Problem(key, f"{value}: {reason}, and {why}", cure)
-    for key, text in () if resolved else texts(data):
-        if _RESOLVER.search(text) and _of_file(origins, key):
-            yield Problem(key, f"{text}: it may read the environment, and {why}", cure)
+        same = _written(self._raw, key) == _written(self._users, key)  # a typed interpolation is the user's
+        return bool(value) and not same and value != _value(self._users, key)
+
+
+def _as_shipped(layer: Layer) -> bool:
+    """Return true for a shipped file in its own package: a defaults list can place it in another one."""
+    folder = Path(os.path.realpath(layer.path)).parent
+    return shipped(layer.path) and layer.package == (folder.name if folder.parent == CONF else "")
+
+
+def _users(layers: Sequence[Mapping[str, Any]], typed: Sequence[Override]) -> dict[str, Any]:
+    """The sections of ``PROGRAMS`` as the shipped ``layers`` and the ``typed`` overrides alone set them."""
+    sections = {key.partition(".")[0] for key in (*PROGRAMS, SETTING)}
+    merged = OmegaConf.create({})
+    for layer in layers:
+        merged.merge_with({name: layer[name] for name in sections if name in layer})
+    for override in typed:
+        if override.key.partition(".")[0] in sections:
+            put(merged, override)  # its problem is reported where the override is put into the request
+    return cast(dict[str, Any], OmegaConf.to_container(merged, resolve=False))
 
 
 def forget(data: dict[str, Any]) -> None:
@@ -101,18 +156,7 @@ def _frozen(run: Any, file: Path) -> bool:
     return here and file.stat().st_uid == os.geteuid()
 
 
-def code(data: Mapping[str, Any], origins: Origins) -> Iterator[str]:
-    """Yields a line for each setting with which files bring code, and the place that sets it."""
-    for key, _ in PROGRAMS.items():
-        value = _value(data, key)
-        origin = _of_file(origins, key)
-        if value and origin is not None:
-            where = origin.where.rpartition(":")[0]
-            named = ", ".join(map(str, value)) if key == "security.allow" else key
-            yield f"code: {named}, allowed by {where}"
-
-
-def _of_file(origins: Origins, key: str) -> Origin | None:
+def _origin(origins: Origins, key: str) -> Origin | None:
     """The place in a user's file that set the key, or set a key above it to an interpolation ``${x}``."""
     parts = key.split(".")
     above = [origins.all(".".join(parts[:n]))[-1:] for n in range(1, len(parts))]
@@ -135,5 +179,15 @@ def texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 def _value(data: Mapping[str, Any], key: str) -> Any:
     node: Any = data
     for part in key.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
+
+
+def _written(data: Mapping[str, Any], key: str) -> Any:
+    """The value at ``key``, or the text above it that stands for it."""
+    node: Any = data
+    for part in key.split("."):
+        if isinstance(node, str):
+            return node
         node = node.get(part) if isinstance(node, Mapping) else None
     return node

@@ -56,9 +56,13 @@ def refusal(path: str, allow: tuple[str, ...], ours: tuple[str, ...]) -> tuple[s
     if _own(path):
         return None if path in ours else (_not_ours(ours), "")
     if not _inside(path, allow):
-        trusted = ", ".join(allow) or "none"
-        cure = f"'security.allow=[{','.join((*allow, parts[0]))}]'"
-        return f"package {parts[0]!r} is not trusted (trusted: {trusted})", cure
+        package = f"package {parts[0]!r} is not trusted"
+        if parts[0] in sys.stdlib_module_names:  # it has no class for any setting, but functions that do harm
+            return f"{package}: it is Python's own", ""
+        if not is_installed(parts[0]):
+            return f"{package}: there is no such package", ""
+        why = f"{package} (trusted: {', '.join(allow) or 'none'})"
+        return why, f"'security.allow=[{','.join((*allow, parts[0]))}]'"
     return None
 
 
@@ -77,7 +81,10 @@ def named(data: Any) -> Iterator[str]:
 def is_installed(path: str) -> bool:
     """Return true if the top-level package of the dotted ``path`` is installed. Imports nothing."""
     package = path.partition(".")[0]
-    return package in sys.modules or importlib.util.find_spec(package) is not None
+    try:
+        return package in sys.modules or importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def missing_module(key: str, path: str) -> Problem:

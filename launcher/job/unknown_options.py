@@ -44,12 +44,16 @@ ALMOST = {
 """Options of other programs: an explanation and an override for our counterpart."""
 
 
+def of_other_programs(group: str, option: str) -> tuple[str, str] | None:
+    """The explanation and the override of ``ALMOST``; ``None`` for any other option."""
+    return ALMOST.get((group, option.lower().rpartition("/")[2].replace("-", "_")))
+
+
 def no_option(group: str, option: str, options: Sequence[str]) -> Problem:
     """The problem of an unknown option of a group, with the most similar one as the cure."""
     word, title = ("step", "steps") if group == "steps" else ("option", "options")
-    name = option.lower().rpartition("/")[2].replace("-", "_")
-    if (group, name) in ALMOST:
-        why, fixed = ALMOST[group, name]
+    if (known := of_other_programs(group, option)) is not None:
+        why, fixed = known
         return Problem(group, f"unknown {word} {option!r}: {why} ({title}: {', '.join(options)})", fixed)
     text = f"unknown {word} {option!r}{choice(option, options, title)}"
     hint = nearest(option, options)

@@ -24,7 +24,14 @@ def parser(path: Path) -> Any:
     return yaml.CSafeLoader if yaml.__with_libyaml__ and shipped(path) else yaml.SafeLoader
 
 
-_TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
+_STANDARD = "tag:yaml.org,2002:"
+_TEXT, _MERGE = f"{_STANDARD}str", f"{_STANDARD}merge"
+TAGS = {
+    yaml.ScalarEvent: ("str", "int", "float", "bool", "null"),
+    yaml.SequenceStartEvent: ("seq",),
+    yaml.MappingStartEvent: ("map",),
+}
+"""The tags that a file may write at each kind of node: others build values that are not plain data."""
 
 
 @lru_cache(2)
@@ -39,13 +46,46 @@ def _loader(fast: bool) -> Any:
     own = get_yaml_loader()
 
     def construct_mapping(loader: Any, node: yaml.MappingNode, deep: bool = False) -> Any:
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
-                key.tag = _TEXT
+        _name_by_text(node)
         return own.construct_mapping(loader, node, deep)
 
+    def flatten_mapping(loader: Any, node: yaml.MappingNode) -> None:
+        _name_by_text(node)
+        own.flatten_mapping(loader, node)
+
     bases = (yaml.CSafeLoader, own) if fast and yaml.__with_libyaml__ else (own,)
-    return type("Loader", bases, {"construct_mapping": construct_mapping})
+    methods = {"construct_mapping": construct_mapping, "flatten_mapping": flatten_mapping}
+    return type("Loader", bases, methods)
+
+
+def _name_by_text(node: yaml.MappingNode) -> None:
+    """Makes every key of ``node`` text; keys that a merge (``<<``) brings become text when it is merged."""
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+            key.tag = _TEXT
+
+
+def composed(path: Path) -> yaml.Node | None:
+    """The nodes of ``path``, with the keys that ``load`` reads: those of merges (``<<``) are in their place.
+
+    Keys that a mapping sets itself follow those that it merges, so the last of equal keys counts.
+    """
+    text = path.read_text(encoding="utf-8")
+    root: yaml.Node | None = yaml.compose(text, Loader=parser(path))
+    merging = yaml.SafeLoader("")
+    nodes = [root] if root is not None else []
+    seen: set[int] = set()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            merging.flatten_mapping(node)
+            nodes += [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+    return root
 
 
 def load(path: Path) -> Any:
@@ -115,6 +155,8 @@ def _walked(path: Path, text: str) -> Problem | None:
     sizes: dict[str | None, int] = {}  # nodes below each anchor
     nodes, aliased = 0, False
     for event in yaml.parse(text, Loader=parser(path)):
+        if (tag := _strange_tag(event)) is not None:
+            return _problem(path, event, f"the tag {tag} is not read in a file of settings")
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in open_nodes):
                 why = f"*{event.anchor} is inside &{event.anchor}: it would expand without end"
@@ -148,6 +190,15 @@ def _walked(path: Path, text: str) -> Problem | None:
             subject = "its aliases stand for" if aliased else "it contains"
             return _problem(path, event, f"{subject} more than {NODES} values")
     return None
+
+
+def _strange_tag(event: yaml.Event) -> str | None:
+    """The tag that is written at a node, if it is none of ``TAGS``; ``None`` otherwise."""
+    tag: str | None = getattr(event, "tag", None)
+    known = next((names for kind, names in TAGS.items() if isinstance(event, kind)), ())
+    if tag is None or tag == "!" or tag in {_STANDARD + name for name in known}:
+        return None
+    return tag.replace(_STANDARD, "!!")
 
 
 def _problem(path: Path, event: yaml.Event | None, text: str) -> Problem:

@@ -15,11 +15,11 @@ from launcher.errors import Problem, RequestError
 from launcher.job.compose import BadRequest, Depth, depth
 from launcher.job.config_folders import ConfigFiles
 from launcher.job.cures.keeps_meaning import kept, settings
-from launcher.job.cures.paste import pasted, swept, with_override, with_placeholder
+from launcher.job.cures.paste import pasted, swept, typed_origin, with_override, with_placeholder
 from launcher.job.cures.validation_errors import MORE, counted, placeholder
 from launcher.job.cures.validation_errors import SHOWN as SHOWN_KEYS
 from launcher.job.origins import Origins
-from launcher.job.overrides import shell
+from launcher.job.overrides import nameable, shell
 
 ROUNDS = 6
 MOST_PROBLEMS = 40
@@ -35,8 +35,6 @@ _LAYOUT = re.compile(r"\b(parallel|launch)\.[\w.]+=-?\d|\btrain\.batch_size=|~|\
 """Matches a cure that sets a number of the layout, leaves a setting to the planner, or removes one."""
 _PATH = re.compile(r"\b(checkpoint\.resume|run_dir|runs|[\w.]+\.(path|root|file|load|save|src|dst|to))=")
 """Matches a cure that sets a path: the path may not exist, or may be of the wrong kind."""
-_NAMED = re.compile(r"(?!\d)[\w.*/@^$-]+")
-"""Matches a key that an override can name."""
 Words = tuple[str, ...]
 ProblemTexts = set[tuple[str, str]]
 VisibilityCheck = Callable[[Words], list["ListedProblem"]]
@@ -211,7 +209,7 @@ def _stood_in(words: Words, finding: ListedProblem, which: int) -> Words:
         other = f"{problem.key}={options[-1]}" if which and problem.key not in ("recipe", "steps") else ""
         return pasted(words, replace(problem, cure=other), origins)
 
-    if not _NAMED.fullmatch(problem.key):  # no override can fix it
+    if not nameable(problem.key):  # no override can fix it
         return words
     word = placeholder(problem.key, origins, which)
     origin = origins.of(problem.key)
@@ -247,6 +245,7 @@ def _alone(
     """``f`` with its cure or a corrected one that causes no new problem; else its text says why none does."""
     if not f.problem.cure:
         return f
+    bare = bare | {g.key_and_text for g in listed if g is not f and _same_word(f, g)}
     new = _new(_mended(words, listed, (f,), 1), bare, see)
     if not new:
         return f
@@ -267,6 +266,12 @@ def _alone(
     if further and not _new(_mended(words, others, (better,), 1), bare, see):
         return replace(better, problem=replace(better.problem, text=text))
     return replace(f, problem=replace(f.problem, text=text, cure=""))
+
+
+def _same_word(f: ListedProblem, g: ListedProblem) -> bool:
+    """Return true if one override caused both problems: a cure that keeps it keeps the other problem."""
+    origin = typed_origin(f.problem, f.origins)
+    return origin is not None and origin == typed_origin(g.problem, g.origins)
 
 
 def _new(words: Words, known: ProblemTexts, see: VisibilityCheck) -> list[ListedProblem]:

@@ -83,12 +83,17 @@ def check_entries(run: Path) -> Problem | None:
     files = [run / name for name in FILES if os.path.lexists(run / name)]
     bad_links = list(dict.fromkeys(link for path in (*folders, *files) for link in _links(path)))
     if bad_links:
-        more = f" and {len(bad_links) - 3} more" if len(bad_links) > 3 else ""
-        listed = ", ".join(map(str, bad_links[:3]))
-        return Problem("run_dir", f"{run} is not a run folder: {listed}{more}: {LINK}")
+        return linked("run_dir", run, "a run folder", bad_links)
     wrong = [f"{path} is not a folder" for path in folders if not path.is_dir()]
     wrong += [f"{path} is not a file" for path in files if not path.is_file()]
     return Problem("run_dir", f"{run} is not a run folder: {'; '.join(wrong)}") if wrong else None
+
+
+def linked(key: str, folder: Path, kind: str, bad_links: Sequence[Path]) -> Problem:
+    """The problem of a ``folder`` that has ``bad_links`` in it. ``kind``: what it should be."""
+    more = f" and {len(bad_links) - 3} more" if len(bad_links) > 3 else ""
+    listed = ", ".join(map(str, bad_links[:3]))
+    return Problem(key, f"{folder} is not {kind}: {listed}{more}: {LINK}")
 
 
 def _links(path: Path) -> Iterator[Path]:

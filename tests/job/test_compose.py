@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -357,3 +358,24 @@ def test_a_recipe_of_the_current_folder_without_its_suffix_is_answered_with_it(t
     [problem] = raised.value.problems
     assert problem.cure == "recipe=mine.yaml"
     assert compose([problem.cure]).job.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("listed", "item"),
+    [
+        ("[override /steps: [train, save], lm_single]", "lm_single"),
+        ("[lm_single, override /optim: sgd, {/model: lm_tiny}]", "{/model:lm_tiny}"),
+        ("[lm_single, {optional override /optim: sgd}, _self_, lm_single]", "lm_single"),
+    ],
+    ids=["a recipe", "an option", "after _self_"],
+)
+def test_an_include_after_an_override_is_a_line_with_a_way_out(tmp_path, listed, item):
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"defaults: {listed}\n")
+    with pytest.raises(RequestError) as caught:
+        compose([f"recipe={file}"])
+    (problem,) = caught.value.problems
+    assert re.fullmatch(
+        rf".*mine.yaml: defaults.\d: {re.escape(item)}: overrides come last; move it before (optional )?override /\w+",
+        problem.text,
+    )

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from launcher.errors import RequestError
+from launcher.job import config_folders
 from launcher.job.compose import compose
 
 RECIPE = """
@@ -37,6 +38,9 @@ BRINGS = {
 
 
 BEHIND_A_NAME = {
+    "code, in a merge": (
+        "<<: {security: '${parallel.operators}'}\nparallel: {operators: {allow: [mine]}}", "security.allow",
+    ),
     "code": ("security: ${parallel.operators}\nparallel: {operators: {allow: [mine]}}", "security.allow"),
     "a list": ("security: {allow: '${parallel.operators.x}'}\nparallel: {operators: {x: [mine]}}", "security.allow"),
     "lines of bash": (
@@ -45,6 +49,54 @@ BEHIND_A_NAME = {
     "all of launch": (
         "launch: ${parallel.operators}\nparallel: {operators: {slurm: {container: evil}}}", "launch.slurm.container",
     ),
+}  # fmt: skip
+
+
+OTHER_WAYS = {
+    "a merge": "security: {<<: {allow: [mine]}}",
+    "a merge of everything": "<<: {security: {allow: [mine]}}",
+    "a list of merges": "<<: [{seed: 1}, {security: {allow: [mine]}}]",
+    "two merges": "<<: {seed: 1}\n<<: {security: {allow: [mine]}}",
+    "a merge in a merge": "<<: {<<: {security: {<<: {allow: [mine]}}}}",
+    "an alias": "parallel: {operators: &x {allow: [mine]}}\nsecurity: *x",
+    "a merged alias": "parallel: {operators: &x {allow: [mine]}}\nsecurity: {<<: *x}",
+    "an alias of a merge": "<<: &x {security: {allow: [mine]}}\nparallel: {operators: *x}",
+    "a merge that is set again": "<<: {security: {allow: []}}\nsecurity: {allow: [mine]}",
+    "escaped keys": '"\\u0073ecurity": {"\\x61llow": [mine]}',
+    "quoted keys": "'security': {'allow': [mine]}",
+    "keys with a mark": "? security\n: ? allow\n  : [mine]",
+    "keys with a tag": "!!str security: {!!str allow: [mine]}",
+    "a name among its items": "security: {allow: ['${name}']}\nname: mine",
+    "a relative name": "security: {allow: '${..parallel.operators.x}'}\nparallel: {operators: {x: [mine]}}",
+}
+INCLUDES = {
+    "in the section": "[lm_single, inner@security]",
+    "as an option in the section": "[lm_single, {/recipe@security: inner}]",
+    "as an option in all": "[lm_single, {/recipe@_global_.security: inner}]",
+    "optional": "[lm_single, {optional /recipe@security: inner}]",
+    "by a path": "[../there/inner@security, lm_single]",
+    "in a merge": "[lm_single, {<<: {/recipe@security: inner}}]",
+}
+READS_THE_ENVIRONMENT = {
+    "a merge": "<<: {name: '${oc.env:USER}'}",
+    "an escape": 'name: "\\x24{oc.env:USER}"',
+    "a group that another file completes": "parallel: {transformer_opt: '${oc.env:USER}'}",
+}
+DEFAULTS = {
+    "an option": ("[lm_single, {override /model: '${oc.env:USER}'}]", "${oc.env:USER}"),
+    "a recipe": ("[lm_single, '${oc.env:USER}']", "${oc.env:USER}"),
+    "a list": ("[lm_single, {override /steps: [train, 'x${oc.env:USER}']}]", "'x${oc.env:USER}'"),
+    "a package": ("[lm_single, {'/model@${oc.env:USER}': lm_tiny}]", "'/model@${oc.env:USER}'"),
+    "a group": ("[lm_single, {'override /${oc.env:USER}': lm_tiny}]", "'override /${oc.env:USER}'"),
+}
+TAGS = {
+    "a merge by its tag": ("!!merge foo: {security: {allow: [mine]}}", "!!merge"),
+    "a merge by a directive": ("%TAG !e! tag:yaml.org,2002:\n---\n!e!merge foo: {seed: 1}", "!!merge"),
+    "text that is a group of keys": ("security: !!str {=: '${parallel.operators}'}", "!!str"),
+    "bytes": ("!!binary c2VjdXJpdHk=: {allow: [mine]}", "!!binary"),
+    "a set": ("security: {allow: !!set {mine}}", "!!set"),
+    "a path": ("runs: !!python/object/apply:pathlib.Path [x]", "!!python/object/apply:pathlib.Path"),
+    "one of its own": ("!foo security: {allow: [mine]}", "!foo"),
 }  # fmt: skip
 
 
@@ -98,6 +150,118 @@ def test_an_untrusted_recipe_may_not_either(here, section, key, text):
     assert refused(["recipe=theirs.yaml", "security.recipe=untrusted"])[key] == (
         f"{text}, and the recipe is not trusted (security.recipe=untrusted)", "",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("section", OTHER_WAYS.values(), ids=OTHER_WAYS)
+def test_no_way_to_set_it_is_overlooked(here, section):
+    path = write(here.parent / "there", section)
+    assert "it makes Python import packages" in refused([f"recipe={path}"])["security.allow"][0]
+    write(here, section)
+    assert "security.allow" in refused(["recipe=theirs.yaml", "security.recipe=untrusted"])
+    assert compose(["recipe=theirs.yaml"]).code[0].startswith("code: mine, allowed by theirs.yaml:")
+
+
+@pytest.mark.parametrize("defaults", INCLUDES.values(), ids=INCLUDES)
+def test_nor_is_a_file_that_it_includes(here, defaults):
+    there = here.parent / "there"
+    there.mkdir()
+    (there / "inner.yaml").write_text("allow: [mine]\n")
+    (there / "theirs.yaml").write_text(f"defaults: {defaults}\n")
+    assert "it makes Python import packages" in refused([f"recipe={there}/theirs.yaml"])["security.allow"][0]
+
+
+@pytest.mark.parametrize(("section", "line"), [
+    ("security: {<<: {allow: [mine]}}", 4),
+    ("<<:\n  security:\n    allow: [mine]", 6),
+    ("parallel:\n  operators: &x\n    allow: [mine]\nsecurity: {<<: *x}", 6),
+])  # fmt: skip
+def test_the_line_of_a_merged_key_is_where_it_is_written(here, section, line):
+    write(here, section)
+    assert compose(["recipe=theirs.yaml"]).code == (f"code: mine, allowed by theirs.yaml:{line}",)
+
+
+def test_every_merged_setting_that_starts_a_program_is_refused(here):
+    there = here.parent / "there"
+    path = write(there, "<<: {launch: {<<: {slurm: {<<: {setup: [id], extra: [x]}}, k8s: {image: x, env: {A: b}}}}}")
+    assert set(refused([f"recipe={path}"])) >= {
+        "launch.slurm.setup", "launch.slurm.extra", "launch.k8s.image", "launch.k8s.env",
+    }  # fmt: skip
+
+
+def test_a_typed_setting_does_not_cover_others_of_its_group(here):
+    path = write(here.parent / "there", "launch: {k8s: {env: {B: theirs}}}")
+    assert "launch.k8s.env" in refused([f"recipe={path}", "launch.k8s.env={A: mine}"])
+
+
+def test_a_shipped_option_in_another_place_is_not_a_shipped_value(here):
+    there = here.parent / "there"
+    there.mkdir()
+    (there / "theirs.yaml").write_text("defaults: [lm_single, {/model@launch.k8s.env: lm_tiny}]\n")
+    assert "launch.k8s.env" in refused([f"recipe={there}/theirs.yaml"])
+
+
+def test_a_resolver_that_makes_a_group_is_refused_though_a_later_file_completes_it(here):
+    there = here.parent / "there"
+    there.mkdir()
+    (there / "inner.yaml").write_text('launch: "${oc.create:{slurm: {setup: [id]}}}"\n')
+    (there / "theirs.yaml").write_text("defaults: [lm_single, inner]\nlaunch: {nproc: 1}\n")
+    assert {"launch", "launch.slurm.setup"} <= set(refused([f"recipe={there}/theirs.yaml"]))
+
+
+@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+def test_a_file_cannot_declare_its_trust_in_a_merge(here, trust):
+    path = write(here.parent / "there", f"security: {{<<: {{recipe: {trust}}}}}")
+    assert refused([f"recipe={path}"])["security.recipe"][0] == (
+        f"{trust}: a file cannot declare itself trusted; set this on the command line"
+    )
+
+
+@pytest.mark.parametrize("section", READS_THE_ENVIRONMENT.values(), ids=READS_THE_ENVIRONMENT)
+def test_the_environment_is_not_read_in_another_way(here, section):
+    path = write(here.parent / "there", section)
+    assert any(": it may read the environment, and " in text for text, _ in refused([f"recipe={path}"]).values())
+
+
+@pytest.mark.parametrize(("defaults", "shown"), DEFAULTS.values(), ids=DEFAULTS)
+def test_a_defaults_list_does_not_read_the_environment(here, defaults, shown):
+    (here / "theirs.yaml").write_text(f"defaults: {defaults}\n")
+    assert refused(["recipe=theirs.yaml"]) == {
+        "": (f"theirs.yaml: defaults.1: {shown}: a defaults list cannot read the environment; name an option", "")
+    }
+
+
+@pytest.mark.parametrize(
+    "section", ["hydra: '${oc.env:USER}'", "<<: {hydra: {searchpath: ['${oc.env:USER}'], job: {env_copy: [NONE]}}}"]
+)
+def test_hydras_own_settings_are_not_resolved(here, section):
+    path = write(here.parent / "there", section)
+    ((text, _),) = refused([f"recipe={path}"]).values()
+    assert "Hydra's own settings have no effect here" in text
+
+
+@pytest.mark.parametrize("package", ["hydra", "hydra.job", "_global_.hydra"])
+def test_no_file_is_placed_among_hydras_own_settings(here, package):
+    (here / "inner.yaml").write_text("name: ${oc.env:USER}\n")
+    (here / "theirs.yaml").write_text(f"defaults: [lm_single, inner@{package}]\n")
+    assert "Hydra's own settings have no effect here" in refused(["recipe=theirs.yaml"])[""][0]
+
+
+@pytest.mark.parametrize(("text", "tag"), TAGS.values(), ids=TAGS)
+def test_a_tag_that_builds_other_values_than_plain_data_is_refused(here, text, tag):
+    (here / "theirs.yaml").write_text(f"{text}\n")
+    assert refused(["recipe=theirs.yaml"])[""][0].endswith(f": the tag {tag} is not read in a file of settings")
+
+
+def test_a_path_out_of_the_shipped_folders_is_not_shipped(here, monkeypatch):
+    monkeypatch.setattr(config_folders, "RECIPES", here.parent / "launcher/recipes")
+    (here.parent / "launcher/recipes").mkdir(parents=True)
+    assert config_folders.shipped(here.parent / "launcher/recipes/mine.yaml")
+    assert not config_folders.shipped(here.parent / "launcher/recipes/../../there/theirs.yaml")
+
+
+def test_a_typed_name_of_a_value_is_the_users_own(here):
+    path = write(here.parent / "there", "parallel: {operators: {x: [mine]}}")
+    assert "security.allow" not in refused([f"recipe={path}", "security.allow=${parallel.operators.x}"])
 
 
 def test_what_is_typed_is_the_users_own(here):

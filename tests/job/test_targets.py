@@ -29,11 +29,11 @@ REJECTED = {
     "torch.nn.Lineer": "torch.nn.Lineer: torch.nn has no 'Lineer', did you mean 'Linear'? "
     "(try: model._target_=torch.nn.Linear)",
     "torch.nothing.Linear": "torch.nothing.Linear: torch has no 'nothing'",
-    "os.system": "os.system: package 'os' is not trusted (trusted: torch) (try: 'security.allow=[torch,os]')",
-    "builtins.open": "builtins.open: package 'builtins' is not trusted (trusted: torch) "
-    "(try: 'security.allow=[torch,builtins]')",
-    "torchvision.models.ResNet": "torchvision.models.ResNet: package 'torchvision' is not trusted "
-    "(trusted: torch) (try: 'security.allow=[torch,torchvision]')",
+    "os.system": "os.system: package 'os' is not trusted: it is Python's own",
+    "builtins.open": "builtins.open: package 'builtins' is not trusted: it is Python's own",
+    "nonesuch.models.ResNet": "nonesuch.models.ResNet: package 'nonesuch' is not trusted: there is no such package",
+    "numpy.ndarray": "numpy.ndarray: package 'numpy' is not trusted "
+    "(trusted: torch) (try: 'security.allow=[torch,numpy]')",
     "open": "open: should be the dotted path of a class, such as package.module.Class",
     "torch.nn.Linear()": "torch.nn.Linear(): should be the dotted path of a class, such as package.module.Class",
     "launcher.nothing.Net": f"launcher.nothing.Net: {OURS}",
@@ -106,8 +106,7 @@ def test_what_the_caller_gives_comes_first():
 BAD = {
     "a nested function": (
         {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "builtins.open", "file": "x", "mode": "w"}]},
-        "model._args_.0._target_: builtins.open: package 'builtins' is not trusted (trusted: torch) "
-        "(try: 'security.allow=[torch,builtins]')",
+        "model._args_.0._target_: builtins.open: package 'builtins' is not trusted: it is Python's own",
     ),
     "a nested class of ours of another kind": (
         {"_target_": "torch.nn.Sequential", "x": {"y": {"_target_": "launcher.errors.Problem"}}},

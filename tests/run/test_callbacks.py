@@ -100,7 +100,6 @@ def test_a_package_that_is_not_trusted_is_refused_and_nothing_is_imported(capsys
     assert main(words) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        "  callbacks.0._target_: nonesuch.Diary: package 'nonesuch' is not trusted (trusted: none)\n"
+        "  callbacks.0._target_: nonesuch.Diary: package 'nonesuch' is not trusted: there is no such package\n"
         "    set by: callbacks=[{_target_: nonesuch.Diary}] (command line)\n"
-        "    try:    'security.allow=[nonesuch]'\n"
     )

@@ -22,6 +22,13 @@ UNKNOWN = ("train.stepz=3",)
 LAYOUT = ("parallel.pipeline.schedular=gpipe", "checkpoint.evry=5")
 
 
+@pytest.fixture(autouse=True)
+def packages_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("first_package", "second_package", "third_package"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('was imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
 def refused(words: tuple[str, ...]) -> BadRequest:
     with pytest.raises(RequestError) as caught:
         check_words(words)
@@ -57,6 +64,61 @@ def test_several_packages_are_trusted_by_one_line(more: tuple[str, ...], package
         key, _, path = word.partition("=")
         if key.endswith("._target_"):
             assert getattr(job, key.partition(".")[0]).target == path
+
+
+def test_one_key_is_listed_once_and_all_lines_pasted_together_pass() -> None:
+    words = (*BASE, "callbacks=[{_target_: first_package.Diary}]", "metrics=[{_target_: second_package.M}]",
+             "loss._target_=third_package.Loss")  # fmt: skip
+    error = refused(words)
+    assert [p.key for p in error.problems] == ["loss._target_", "metrics", "callbacks.0._target_"]
+    allow = "'security.allow=[third_package,second_package,first_package]'"
+    assert [p.cure for p in error.problems] == [
+        f"loss=null loss._target_=third_package.Loss {allow}",
+        f"'metrics=[{{_target_: second_package.M}}]' {allow}",
+        f"'callbacks=[{{_target_: first_package.Diary}}]' {allow}",
+    ]
+    for problem in error.problems:
+        words = pasted(words, problem, error.origins[problem])
+    job = compose(words).job
+    assert [job.callbacks[0].target, job.loss.target] == ["first_package.Diary", "third_package.Loss"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("nonesuch", "there is no such package"), ("builtins", "it is Python's own")]
+)
+def test_what_nobody_can_trust_has_no_cure_and_does_not_take_that_of_others(name: str, why: str) -> None:
+    error = refused((*BASE, f"callbacks=[{{_target_: {name}.X}}, {{_target_: first_package.Diary}}]"))
+    (one, other) = error.problems
+    assert (one.text, one.cure) == (f"{name}.X: package '{name}' is not trusted: {why}", "")
+    assert other.cure.endswith("security.allow=[first_package]'")
+
+
+@pytest.mark.parametrize(
+    ("asked", "cure"),
+    [
+        ("optim.groups.embed.learning_rate=0.1", "optim.groups.embed.lr=0.1"),
+        ("optim.groups.head.wd=0.2", "optim.groups.head.weight_decay=0.2"),
+        ("optim.groups.layers.0.wieght_decay=0.2", "optim.groups.layers.0.weight_decay=0.2"),
+        ("optim.groups.head.max_steps=3", ""),
+        ("optim.learning_rate=0.1", "optim.lr=0.1"),
+        ("optim.name=adam", "optim.name=adamw optim.weight_decay=0"),
+        ("loss.name=ce", "loss.name=cross_entropy"),
+        ("launch.gpu=2", "launch.nproc=2"),
+    ],
+)
+def test_a_cure_has_the_meaning_of_the_word(asked: str, cure: str) -> None:
+    (problem,) = refused((*BASE, asked)).problems
+    assert problem.cure == cure
+
+
+@pytest.mark.parametrize("key", ["\uff53eed", "\u0455eed", "se\u200bed", "'\u202edees'"])
+def test_a_key_that_no_override_can_name_has_no_cure(tmp_path: Path, key: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"defaults: [lm_single]\n{key}: 1\n", encoding="utf-8")
+    (problem,) = refused((f"recipe={file}",)).problems
+    assert problem.key == key.strip("'")
+    assert problem.text.startswith("unknown key (valid here: name, seed, ")
+    assert problem.cure == ""
 
 
 def test_in_a_recipe_too(tmp_path: Path) -> None:

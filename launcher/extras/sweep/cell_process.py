@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import REFUSED
+from launcher.errors import REFUSED, RequestError
 from launcher.extras.sweep.folder import without_run_dir
 from launcher.job.overrides import quoted
 from launcher.job.sweep_grid import Cell
 from launcher.run import frozen_request
 from launcher.runtime.run_folder import at_work, status_of
+from launcher.untrusted.files import LINK, RefusedFile, open_below
 
 SAVE_S = 30.0  # seconds to wait for a cell of a killed sweep, which saves and stops
 _PR_SET_PDEATHSIG = 1
@@ -42,18 +43,22 @@ class CellResult:
 class CellProcess:
     """A process that runs ``command`` for ``cell`` and writes its output to a log.
 
-    The cell receives SIGTERM when this process dies.
+    The cell receives SIGTERM when this process dies. Raises ``RefusedFile`` if the log, or the folder of the
+    cell, is a link.
     """
 
     def __init__(
         self, folder: Path, cell: Cell, command: Sequence[str], env: Mapping[str, str] | None = None
     ) -> None:
         self.cell, self._folder = cell, folder
-        self._log = folder / f"{cell.name}.log"
+        self._log = f"{cell.name}.log"
         self._reported = False
         self._began = time.monotonic()
+        if (folder / cell.name).is_symlink():
+            raise RefusedFile(folder / cell.name, LINK)
+        (folder / cell.name / "status.json").unlink(missing_ok=True)
         run_dir = f"run_dir={quoted(str(folder / cell.name))}"
-        with self._log.open("w", encoding="utf-8") as log:
+        with open(open_below(folder, self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as log:
             self._child = subprocess.Popen(
                 [*command, *cell.overrides, run_dir],
                 stdin=subprocess.DEVNULL,
@@ -77,7 +82,14 @@ class CellProcess:
             return own
         if ended:
             return CellResult(self.cell, ended, seconds=seconds, error=why)
-        return CellResult(self.cell, "failed", seconds=seconds, error=_why(code, self._log))
+        return CellResult(self.cell, "failed", seconds=seconds, error=_why(code, self._output()))
+
+    def _output(self) -> str:
+        try:
+            with open(open_below(self._folder, self._log, os.O_RDONLY), "rb") as log:
+                return log.read().decode(errors="replace")
+        except RefusedFile as error:
+            return str(error)
 
     def stop(self) -> None:
         """Tells the cell to save and stop; further calls do nothing."""
@@ -93,7 +105,10 @@ class CellProcess:
 
 def still_running(folder: Path, cell: Cell) -> CellResult | None:
     """Waits until a process of a killed sweep has saved; returns a failed result if it does not end."""
-    busy = at_work(folder / cell.name, SAVE_S)
+    try:
+        busy = at_work(folder / cell.name, SAVE_S)
+    except RequestError as error:  # its lock is a link
+        return CellResult(cell, "failed", error=error.problems[0].text)
     return CellResult(cell, "failed", seconds=SAVE_S, error=busy) if busy else None
 
 
@@ -104,10 +119,9 @@ def _dies_with(parent: int) -> None:
         os._exit(1)
 
 
-def _why(code: int, log: Path) -> str:
-    """The first problem of a refused request, otherwise the exit code and the last line of the log."""
-    text = log.read_text(encoding="utf-8", errors="replace")
-    lines = [stripped for line in text.splitlines() if (stripped := line.strip())]
+def _why(code: int, output: str) -> str:
+    """The first problem of a refused request, otherwise the exit code and the last line of its output."""
+    lines = [stripped for line in output.splitlines() if (stripped := line.strip())]
     heads = [i for i, line in enumerate(lines) if line.startswith("error: ") and "in this request" in line]
     if code == REFUSED and heads and heads[0] + 1 < len(lines):
         return lines[heads[0] + 1]

@@ -20,6 +20,7 @@ from launcher.extras.sweep.summary import Watch
 from launcher.job.sweep_grid import Cell
 from launcher.runtime.faults import Interrupted, signal_name
 from launcher.runtime.signals import StopFlag
+from launcher.untrusted.files import RefusedFile
 
 _log = logging.getLogger(__name__)
 
@@ -123,8 +124,12 @@ class CellRuns:
             self._end(locked, known=False)
             return
         run = self.folder / cell.name
-        (run / "status.json").unlink(missing_ok=True)
-        process = CellProcess(self.folder, cell, self.command, slot.env)
+        try:
+            process = CellProcess(self.folder, cell, self.command, slot.env)
+        except RefusedFile as error:  # a link that was made since the sweep began
+            self.slots.give_back(slot)
+            self._end(CellResult(cell, "failed", error=str(error)), known=False)
+            return
         self._work[cell.name] = _Work(process, slot, RowReader(run))
         self.watch.began(cell)
 

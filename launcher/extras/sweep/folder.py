@@ -15,6 +15,7 @@ from launcher.errors import Problem, RequestError, error_text
 from launcher.job.schema import redact
 from launcher.job.sweep_grid import Cell
 from launcher.runtime.cluster import launch_env
+from launcher.runtime.run_folder import linked
 from launcher.untrusted.files import read_json, read_text
 
 INDEX = "sweep.json"
@@ -30,9 +31,13 @@ HOME = Path("runs/sweeps")
 
 
 def open_folder(named: Path | None, words: Sequence[str]) -> Path:
-    """``named``, else the folder of this sweep if Slurm restarts its job, else a new one."""
+    """``named``, else the folder of this sweep if Slurm restarts its job, else a new one.
+
+    Raises ``RequestError`` if there is a link in it, where the sweep or a cell would write.
+    """
     folder = named or _begun(HOME, words) or _new(HOME)
     _make(folder)
+    _check_links(folder)
     write_text(folder / COMMAND, _command(words))
     if job := launch_env.job():
         write_text(folder / JOB, job)
@@ -78,6 +83,14 @@ def _make(folder: Path) -> None:
         raise RequestError(
             (Problem("sweep_dir", f"{folder}: cannot be created: {error.strerror}"),)
         ) from error
+
+
+def _check_links(folder: Path) -> None:
+    """Raises ``RequestError`` for links in ``folder``. Each cell refuses those in its own folder."""
+    with os.scandir(folder) as entries:
+        found = sorted(Path(entry.path) for entry in entries if entry.is_symlink())
+    if found:
+        raise RequestError((linked("sweep_dir", folder, "a sweep folder", found),))
 
 
 def named(folder: Path, cells: Sequence[Cell]) -> tuple[Cell, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from launcher.extras.sweep.requests import MEASURED
+from launcher.untrusted.files import open_below
 
 Reports = Sequence[tuple[int, float]]
 """The metric after some steps, as (step, value) in order."""
@@ -20,16 +22,17 @@ class RowReader:
     """Reads a growing file; ``rows`` are those so far. A file that shrinks is read from its start."""
 
     def __init__(self, run: Path) -> None:
-        self._path = run / NAME
+        self._run = run
         self._at = 0
         self.rows: list[Row] = []
 
     def read(self) -> Sequence[Row]:
         """Reads all complete lines. A step that was trained again replaces the old rows from it on."""
-        if not self._path.is_file():  # opening a pipe would wait for a writer
+        if not (self._run / NAME).is_file():  # opening a pipe would wait for a writer
             return self.rows
         try:
-            with self._path.open("rb") as file:
+            path = Path(self._run.name, NAME)
+            with open(open_below(self._run.parent, path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
                 if file.seek(0, 2) < self._at:
                     self._at, self.rows = 0, []
                 file.seek(self._at)

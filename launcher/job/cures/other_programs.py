@@ -62,7 +62,7 @@ FOREIGN_NAMES = {
     "parallel.local_norm.device": ("enable_device_local_norm", "dump_device_local_norm"),
     "parallel.deferred_init": ("no_init_parameters",),
     "launch.nproc": (
-        "gpus", "devices", "device_num", "nproc_per_node", "num_gpus", "n_gpus", "world_size", "ngpus",
+        "gpu", "gpus", "devices", "device_num", "nproc_per_node", "num_gpus", "n_gpus", "world_size", "ngpus",
         "num_processes",
     ),
     "launch.nnodes": ("nodes", "num_nodes", "num_machines"),

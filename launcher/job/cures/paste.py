@@ -6,6 +6,7 @@ import copy
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from launcher.errors import Problem
@@ -70,11 +71,16 @@ def with_override(problem: Problem, origins: Origins) -> Problem:
 
     # not if the cure replaces the key itself
     own = parse(origin.text).key_or_group
-    if not settable(problem.key.split("."), origins) or any(own.startswith(f"{node}.") for node in OPEN):
+    if not settable(_above_items(problem.key), origins) or any(own.startswith(f"{node}.") for node in OPEN):
         return problem
     if any(overlap(key, own) for key, _ in settings(words)):
         return problem
     return replace(problem, cure=f"{shell(origin.text)} {problem.cure}")
+
+
+def _above_items(key: str) -> list[str]:
+    """The parts of ``key`` down to the first list: that of ``callbacks.0._target_`` is ``callbacks``."""
+    return list(takewhile(lambda part: not part.isdecimal(), key.split(".")))
 
 
 def swept(problem: Problem, origins: Origins, words: Sequence[str]) -> Problem:

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.job import intended_value
 from launcher.job.cures.other_programs import NOT_NEGATED, UNSUPPORTED, our_key, step_setting
-from launcher.job.overrides import paste
+from launcher.job.overrides import OPEN, paste
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.schema.redact import secret
@@ -101,6 +101,11 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
     if of_step := _of_step(parts, leaf, data):
         return of_step
     ours = our_key((*parts[:-1], leaf), valid) or our_key(parts, valid)
+    section = ".".join(parts[:bad])
+    if any(section.startswith(f"{node}.") for node in OPEN):  # settings of the user's own names stay there
+        names = schema_keys.names(tuple(parts[:bad]), data)
+        there = _leaf(ours) if ours and _leaf(ours) in names else nearest(leaf, names)
+        return f"{section}.{there}" if there and bad == len(parts) - 1 else None
     if ours is not None:
         return ours
 

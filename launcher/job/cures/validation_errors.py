@@ -18,7 +18,7 @@ from launcher.job.config_folders import ConfigFiles
 from launcher.job.cures import other_programs, suggestions
 from launcher.job.cures.other_programs import NOT_NEGATED
 from launcher.job.origins import Origins
-from launcher.job.overrides import OPERATORS, paste, shell, written
+from launcher.job.overrides import OPERATORS, nameable, paste, shell, written
 from launcher.job.schema import keys
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.components import Metric
@@ -26,6 +26,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.schema.python_errors import reason
 from launcher.job.schema.redact import HIDDEN, addresses, secret, values
+from launcher.job.unknown_options import of_other_programs
 
 KINDS = {
     "model": "model", "data": "data set", "loss": "loss", "optim": "optimizer", "schedule": "schedule",
@@ -104,10 +105,6 @@ def _head(value: Any, room: int) -> tuple[Any, int]:
     return value, room - 1
 
 
-_NAME = re.compile(r"(?!\d)[\w.*/@^$-]+")
-"""A key that the grammar of overrides accepts."""
-
-
 def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: Origins) -> Problem:
     """The problem of a key whose part ``bad`` is unknown to the schema."""
     # name the key that was set: a.b if a contains nothing else
@@ -120,7 +117,7 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
 
     key = ".".join(parts)
     origin = origins.of(key)
-    if not _NAME.fullmatch(key):  # no override can name it, so none can delete it
+    if not nameable(key):  # no override can name it, so none can delete it
         return Problem(key, f"unknown key{_blank_missing(parts[-1]) or _valid_here(parts, bad, data)}")
     right = suggestions.key(parts, bad, data)
     drop = "" if origin and origin.typed else shell(f"~{key}")
@@ -311,6 +308,11 @@ def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins
     key = ".".join(parts if step else (*parts, field))
     if tag is None:
         return Problem(key, f"needs a value ({title}: {', '.join(tags)})")
+    known = of_other_programs(section, str(tag)) if not step else None
+    if known is not None:  # the same option, chosen by its name
+        why, fixed = known
+        text = f"unknown {KINDS[section]} {tag!r}: {why} ({title}: {', '.join(tags)})"
+        return Problem(key, text, fixed.replace(f"{section}=", f"{key}=", 1))
     text = f"unknown {KINDS[section]} {tag!r}{suggestions.choice(tag, tags, title)}"
     hint = nearest(tag, tags)
     if hint is None:

@@ -232,9 +232,8 @@ def test_a_package_that_is_not_trusted_is_refused_and_nothing_is_imported(capsys
     assert main(words) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        "  logger.others.0._target_: nonesuch.Logger: package 'nonesuch' is not trusted (trusted: none)\n"
+        "  logger.others.0._target_: nonesuch.Logger: package 'nonesuch' is not trusted: there is no such package\n"
         "    set by: logger.others=[{_target_: nonesuch.Logger}] (command line)\n"
-        "    try:    'security.allow=[nonesuch]'\n"
     )
 
 

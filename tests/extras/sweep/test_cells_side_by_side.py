@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
+from launcher.errors import RequestError
 from launcher.extras.sweep.run_sweep import sweep
 from launcher.job.args import parse
 from launcher.runtime.run_folder import locked
+from launcher.untrusted.files import LINK
 from tests.extras.sweep.test_settings import LINE
 
 # A cell that behaves as a run does. It writes when it was running, and its loss after each step is its lr.
@@ -173,3 +175,36 @@ def test_two_sweeps_in_one_folder_are_one_too_many(tmp_path, command, capsys, mo
     told = capsys.readouterr().err
     assert f"  sweep_dir: {folder}: another launcher is using it (process {os.getpid()} on " in told
     assert not (folder / "summary.csv").exists()
+
+
+LINKS = ["0-1.log", "0-1", "command.txt", "sweep.json", ".lock", "best.yaml", "summary.csv", "report.html", "job"]
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_link_in_the_folder_of_a_sweep_is_refused_and_not_written_through(tmp_path, command, name):
+    victim = tmp_path / "victim"
+    victim.mkdir() if name == "0-1" else victim.write_text("precious")
+    at = tmp_path / "grid"
+    at.mkdir()
+    (at / name).symlink_to(victim)
+    with pytest.raises(RequestError) as caught:
+        run(at, command, "optim.lr=1,2")
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.text) == ("sweep_dir", f"{at} is not a sweep folder: {at / name}: {LINK}")
+    assert [*at.iterdir()] == [at / name]
+    assert not [*victim.iterdir()] if victim.is_dir() else victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["1-2.log", "1-2", "1-2/.lock"])
+def test_a_link_that_is_made_while_a_sweep_runs_fails_its_cell_only(tmp_path, command, name):
+    victim = tmp_path / "victim"
+    victim.mkdir() if name == "1-2" else victim.write_text("precious")
+    at = tmp_path / "grid"
+    script = Path(command[1])
+    above = f"os.makedirs({str((at / name).parent)!r}, exist_ok=True)"
+    script.write_text(f"{CELL}\n{above}\nos.symlink({str(victim)!r}, {str(at / name)!r})\n")
+    assert run(at, command, "optim.lr=1,2", "sweep.parallel=1") == 1
+    first, second = rows(at)
+    assert (first["status"], second["status"]) == ("done", "failed")
+    assert second["error"] == f"{at / name}: {LINK}"
+    assert not [*victim.iterdir()] if victim.is_dir() else victim.read_text() == "precious"

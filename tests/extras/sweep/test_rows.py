@@ -70,3 +70,14 @@ def test_the_first_step_does_not_count_where_there_are_others(times, found):
     assert measured(rows).get("step_ms") == found
     if len(times) > 1:
         assert measured(rows)["memory_mb"] == 9.0
+
+
+@pytest.mark.parametrize("name", ["run", "run/metrics.jsonl"])
+def test_rows_are_not_read_through_a_link(tmp_path, name):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    if name != "run":
+        (tmp_path / "run").mkdir()
+    (tmp_path / name).symlink_to(theirs if name == "run" else theirs / "metrics.jsonl")
+    assert RowReader(tmp_path / "run").read() == []
