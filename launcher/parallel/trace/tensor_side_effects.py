@@ -258,11 +258,13 @@ class StateEffects(Dispatch):
 
     def is_sparse(self, t: Tensor) -> bool:
         """Return true if ``t`` is a sparse tensor, or a dense one on meta that stands for a sparse one."""
-        return is_sparse(t) or self.memory(t) in self._sparse
+        with torch._C.DisableTorchFunction():
+            return is_sparse(t) or self.memory(t) in self._sparse
 
     def writes(self, t: Tensor) -> int:
         """Return how often the memory of ``t`` was written, also by ``t.data``, past autograd."""
-        return self._writes[self.memory(t)]
+        with torch._C.DisableTorchFunction():
+            return self._writes[self.memory(t)]
 
     def buffer(self, t: Tensor) -> str:
         """Return the name of a buffer of the model; "" for other tensors."""

@@ -644,11 +644,10 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
         opaque = {m: what for m, what in graph.opaque if m in gathered}
         if opaque:
             who, what = listed(list(opaque)), next(iter(opaque.values()))
-            text = (
-                f"{who}: its forward returns an object ({what}) in which FSDP2 does not find the tensors or"
-            )
-            text += " modules, so level3 would not gather its weights again for them; return a tuple, list or"
-            yield Problem(KEY, f"{text} dictionary of tensors, or keep the weights", cure)
+            text = f"{who}: its forward returns an object ({what}) in which FSDP2 does not find the"
+            text += " tensors or modules, so level3 would not gather its weights again for them"
+            way_out = "return a tuple, list or dictionary of tensors, or keep the weights"
+            yield Problem(KEY, f"{text}; {way_out}", cure)
         affected = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
         if affected:
             text = f"{listed(affected)}: called with another tensor in place of a weight, but level3 would"
