@@ -26,6 +26,7 @@ from launcher.parallel.model_state.module_globals import files_of, variables
 from launcher.parallel.model_state.python_state import Key, changed, owns_generator, snapshot
 from launcher.parallel.model_state.references import forget
 from launcher.parallel.trace.data_dependence import Sized
+from launcher.parallel.trace.memory_of_results import MemoryOfResults, version
 from launcher.parallel.trace.output_specs import dims_of
 from launcher.parallel.trace.rank_reads import streams_now, world_reads
 from launcher.parallel.trace.sample_values import SampleValues
@@ -82,6 +83,10 @@ REQUIRES: Any = torch.Tensor.requires_grad
 STRIDES = frozenset({torch.Tensor.is_contiguous, torch.Tensor.stride})
 """Functions that return the memory layout of a tensor."""
 
+DATA: Any = torch.Tensor.data
+"""The property by which code changes a tensor without autograd's knowledge."""
+
+DENSE: Any = torch.Tensor.to_dense
 TOGGLES = (torch.Tensor.requires_grad_, REQUIRES.__set__)
 """Functions that set whether a tensor requires a gradient."""
 
@@ -118,6 +123,9 @@ class ForwardObserver(TorchFunctionMode):
         taken: gradients that the forward computes itself.
         counted: Python state that copies of modules change.
         overwrites: modules that change their inputs in place.
+        bypasses: modules that change the memory of their inputs, also by ``.data``.
+        results: modules whose results share memory with their inputs, and what is done to them later.
+        sparse: modules that are called with a sparse tensor that needs a gradient.
         fills: modules that change a list or dictionary among their arguments.
         nested: modules that run inside of themselves.
         inferred: modules that run in inference mode.
@@ -147,6 +155,7 @@ class ForwardObserver(TorchFunctionMode):
         self._running: list[str] = [""]
         self._arguments: list[tuple[torch.Tensor, ...]] = [()]
         self._versions: list[list[int]] = []
+        self._writes: list[list[int]] = []
         self._filled: list[Callable[[], bool]] = []
         self._began: list[int] = []
 
@@ -163,6 +172,8 @@ class ForwardObserver(TorchFunctionMode):
 
         # modules by what they do, and which of them read values or compute gradients
         self.overwrites: set[str] = set()
+        self.bypasses: set[str] = set()
+        self.sparse: set[str] = set()
         self.fills: set[str] = set()
         self.nested: set[str] = set()
         self.inferred: set[str] = set()
@@ -194,6 +205,7 @@ class ForwardObserver(TorchFunctionMode):
         self._built = {id(m): {n: id(p) for n, p in m._parameters.items()} for m in model.modules()}
         inputs = tuple(inputs)
         self.effects = StateEffects(model, inputs, lambda: self._running[-1])
+        self.results = MemoryOfResults(self.effects)
         self.values = SampleValues(inputs, lambda: self._running[-1])
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
@@ -302,7 +314,11 @@ class ForwardObserver(TorchFunctionMode):
 
         # its arguments, to be compared when it ends
         self._arguments.append(tuple(t for t in tree_leaves(arguments) if isinstance(t, torch.Tensor)))
-        self._versions.append([_version(t) for t in self._arguments[-1]])
+        self._versions.append([version(t) for t in self._arguments[-1]])
+        self._writes.append([self.effects.writes(t) for t in self._arguments[-1]])
+        if any(t.requires_grad and self.effects.is_sparse(t) for t in self._arguments[-1]):
+            self.sparse.add(name)
+        self.results.enter(self._arguments[-1])
         self._filled.append(filled(arguments))
 
         # that it runs, and its tensors
@@ -327,9 +343,13 @@ class ForwardObserver(TorchFunctionMode):
         self.order.append((name, False))
 
         # which arguments it has changed, and whether it returns a generator
-        before = zip(self._arguments.pop(), self._versions.pop(), strict=True)
-        if any(t.requires_grad and _version(t) != version for t, version in before):
-            self.overwrites.add(name)
+        before = zip(self._arguments.pop(), self._versions.pop(), self._writes.pop(), strict=True)
+        for t, versions, writes in before:
+            if t.requires_grad and version(t) != versions:
+                self.overwrites.add(name)
+            if t.requires_grad and self.effects.writes(t) != writes:
+                self.bypasses.add(name)
+        self.results.leave(name, output)
         if self._filled.pop()():
             self.fills.add(name)
         if isinstance(output, Iterator | Coroutine):
@@ -349,6 +369,7 @@ class ForwardObserver(TorchFunctionMode):
         """Note, at the end of the forward, modules that ran with state that has another value by now."""
         for name, place in self._between_calls.settled().items():
             self.under.setdefault(name, f"another value of {place}")
+        self.results.settle()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -372,6 +393,14 @@ class ForwardObserver(TorchFunctionMode):
             self.taken.append(self._inner(func, args, kwargs))
 
         out = func(*args, **kwargs)
+        if func == DATA.__set__:
+            if args[0].requires_grad:
+                takes = zip(self._running, self._arguments, strict=True)
+                self.overwrites |= {name for name, taken in takes if any(t is args[0] for t in taken)}
+            self.results.replaced(args[0])
+
+        if func is DENSE and out is args[0] and self.effects.is_sparse(out):
+            out = out.clone()  # a dense tensor on meta stands for the sparse one
 
         # after: new tensors, and parameters in use
         if func in NUMBERS and all(out is not a for a in args):
@@ -436,11 +465,6 @@ class ForwardObserver(TorchFunctionMode):
 def _hooks_of(model: nn.Module) -> list[list[int]]:
     """Return the ids of the hooks of each module."""
     return [[*vars(m)[kind]] for m in model.modules() for kind in HOOKS]
-
-
-def _version(t: torch.Tensor) -> int:
-    """Return how often ``t`` was changed in place; inference tensors have no version and count as 0."""
-    return 0 if t.is_inference() else t._version
 
 
 def _saving() -> Any:

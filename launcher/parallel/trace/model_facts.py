@@ -273,6 +273,8 @@ def facts(tracer: Tracer, known: ModelStructure) -> Graph:
 
         value = tracer.values[n]
         made, packed, keys = output_specs(value) if n.op == "output" else (*specs(value), ())
+        if n.op != "output" and any(tracer.watch.effects.is_sparse(t) for t in tensors(value)):
+            made, packed = None, False  # stages send dense tensors
         if isinstance(n.target, Rebuilt):
             made, packed = None, False  # its tensors are sent, and each stage rebuilds it
         saved, flops, operations = tracer.costs.get(n, NO_COST)
@@ -373,6 +375,11 @@ def _watched(
         "toggles": tuple(watch.toggles),
         "swapped": among(watch.swapped),
         "overwrites": among(watch.overwrites),
+        "sparse": among(watch.sparse),
+        "bypasses": among(watch.bypasses),
+        "aliased": among(watch.results.changed),
+        "named": among(watch.results.named),
+        "opaque": tuple((m, watch.results.opaque[m]) for m in among(watch.results.opaque)),
         "detached": _detached(output),
         # effects of the forward
         "effects": _effects(watch, output, meter),

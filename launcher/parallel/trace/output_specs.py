@@ -30,6 +30,11 @@ def specs(value: Any) -> tuple[Specs, bool]:
     return None, False
 
 
+def is_sparse(t: torch.Tensor) -> bool:
+    """Return true if ``t`` has a sparse layout, such as COO or CSR."""
+    return not t.is_nested and t.layout is not torch.strided
+
+
 def memory_dims(value: Any) -> tuple[tuple[int, ...], ...]:
     """Return for each tensor of ``specs`` its dimensions in the order of its memory; () if none needs it.
 

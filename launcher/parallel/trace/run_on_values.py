@@ -381,8 +381,12 @@ def needs_values(error: BaseException | None) -> bool:
 
 
 def zeros(module: nn.Module) -> nn.Module:
-    """Replace the tensors of ``module`` with zeros in memory, in place; ties and hooks stay."""
+    """Replace the tensors of ``module`` with zeros in memory, in place; ties and hooks stay.
+
+    Modules may share one dictionary of tensors, which then has the new tensors already.
+    """
     made: dict[int, Any] = {}
+    replaced: list[torch.Tensor] = []  # keeps the old tensors, whose ids could be reused
     for owner in module.modules():
         for name, p in owner._parameters.items():
             if p is not None:
@@ -391,8 +395,14 @@ def zeros(module: nn.Module) -> nn.Module:
                     made[id(p)] = now if not hooks(p) else p
                     if hooks(p):
                         keep(p, now)
+                    replaced.append(p)
+                    made.setdefault(id(made[id(p)]), made[id(p)])
                 owner._parameters[name] = made[id(p)]
         for name, b in owner._buffers.items():
             if b is not None:
-                owner._buffers[name] = made.setdefault(id(b), torch.zeros_like(b, device="cpu"))
+                if id(b) not in made:
+                    made[id(b)] = torch.zeros_like(b, device="cpu")
+                    replaced.append(b)
+                    made[id(made[id(b)])] = made[id(b)]
+                owner._buffers[name] = made[id(b)]
     return module

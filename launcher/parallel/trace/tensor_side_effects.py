@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -14,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.modes import Dispatch, batched, draws, tree_leaves
 from launcher.parallel.dispatch.training_mode import is_dropout
+from launcher.parallel.trace.output_specs import is_sparse
 from launcher.plan.values.model_graph import StateChange
 
 ALLOCATE = "allocate all of it in the constructor, or register it with persistent=False"
@@ -126,6 +128,11 @@ class StateEffects(Dispatch):
         self._names: dict[int, str] = {}
         self._seen: dict[str, _Seen] = {}
 
+        # how often a storage was written, and the storages that it stands for
+        self._writes: Counter[int] = Counter()
+        self._same: dict[int, int] = {}
+        self._sparse: set[int] = set()
+
         # what control flow of each running module depends on, after Python has read values; innermost last
         self._control: list[Labels] = [NONE]
 
@@ -234,9 +241,30 @@ class StateEffects(Dispatch):
     def follow(self, stand_in: Tensor, t: Tensor) -> None:
         """Register ``stand_in`` for ``t``: it depends on the same."""
         self.make(stand_in)
+        if self.memory(t) != (key := self.memory(stand_in)):
+            self._same[key] = self.memory(t)
+        if is_sparse(t):
+            self._sparse.add(self.memory(stand_in))
         labels = self._of((t,))
         if labels:
             self._add(stand_in, labels)
+
+    def memory(self, t: Tensor) -> int:
+        """Return a number that tensors share if they share memory, or if their stand-ins do."""
+        key = 0 if batched(t) or t.is_nested else _key(t)
+        while key in self._same:
+            key = self._same[key]
+        return key
+
+    def is_sparse(self, t: Tensor) -> bool:
+        """Return true if ``t`` is a sparse tensor, or a dense one on meta that stands for a sparse one."""
+        with torch._C.DisableTorchFunction():
+            return is_sparse(t) or self.memory(t) in self._sparse
+
+    def writes(self, t: Tensor) -> int:
+        """Return how often the memory of ``t`` was written, also by ``t.data``, past autograd."""
+        with torch._C.DisableTorchFunction():
+            return self._writes[self.memory(t)]
 
     def buffer(self, t: Tensor) -> str:
         """Return the name of a buffer of the model; "" for other tensors."""
@@ -278,6 +306,7 @@ class StateEffects(Dispatch):
 
     def _write(self, t: Tensor, labels: Labels, declared: bool, once: bool = False) -> None:
         self._add(t, labels)
+        self._writes[self.memory(t)] += 1
         name = self._names.get(_key(t))
         if name is not None:
             seen = self._seen.setdefault(name, _Seen())

@@ -220,8 +220,9 @@ def cut(
             for m in node.inputs:
                 need(m, stage, node)
         elif at[name] < stage:
-            text = f"{_label(node)} on stage {at[name]} passes a value that is not a tensor to {_label(user)}"
-            problems.append(Problem(KEY, f"{text} on stage {stage}; put both on one stage"))
+            text = f"{_label(node)} on stage {at[name]} passes a value that is not a dense tensor"
+            text += f" to {_label(user)} on stage {stage}"
+            problems.append(Problem(KEY, f"{text}; put both on one stage"))
 
     for node in graph.nodes:
         if node.kind != "param":

@@ -596,6 +596,16 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
         (graph.overwrites, ": its forward changes its input in place, which FSDP2 does not allow for "
                            "modules with sharded weights",
          "create a new tensor (inplace=False, x = x + y)"),
+        (graph.aliased, ": its result shares memory with its input, or with another of its results, and one "
+                        "of them is changed in place later, but FSDP2 passes new tensors to modules with "
+                        "sharded weights, and their results are copied",
+         "return a copy (x.clone()), or create a new tensor in place of the change"),
+        (graph.named, ": an attribute is set on its input, by its own forward or later on a result that "
+                      "is this input, but FSDP2 passes new tensors to modules with sharded weights",
+         "return the value that the attribute has"),
+        (graph.sparse, ": called with a sparse tensor that needs a gradient, which FSDP2 cannot pass to "
+                       "modules with sharded weights",
+         "pass its indices and values, or a dense tensor"),
         (graph.lazy, ": its forward returns a generator, whose code would run after its weights "
                      "have been resharded", "return a list"),
         (graph.fills, ": its forward changes a list or dictionary argument, but FSDP2 passes a "
@@ -631,6 +641,13 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
             text = f"{who}: its forward registers a tensor hook, which uses"
             text += " weights in the backward, before level3 has gathered them again"
             yield Problem(KEY, text, cure)
+        opaque = {m: what for m, what in graph.opaque if m in gathered}
+        if opaque:
+            who, what = listed(list(opaque)), next(iter(opaque.values()))
+            text = f"{who}: its forward returns an object ({what}) in which FSDP2 does not find the"
+            text += " tensors or modules, so level3 would not gather its weights again for them"
+            way_out = "return a tuple, list or dictionary of tensors, or keep the weights"
+            yield Problem(KEY, f"{text}; {way_out}", cure)
         affected = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
         if affected:
             text = f"{listed(affected)}: called with another tensor in place of a weight, but level3 would"

@@ -178,7 +178,7 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
         if here(name):
             yield "it reads the .grad of a weight or buffer"
     for reason, names in (
-        ("changes an input in place", graph.overwrites),
+        ("changes an input in place", {*graph.overwrites, *graph.bypasses}),
         ("changes a list or dictionary that it receives", graph.fills),
         ("returns a generator", graph.lazy),
         ("runs in inference mode", graph.inferred),

@@ -321,7 +321,12 @@ class Graph:
     return a generator. ``strided``: modules that read the memory layout of an argument that is not
     contiguous; ``gapped``: those of them whose argument also has gaps. ``toggles``: parameters whose
     ``requires_grad`` the forward sets, each with the module that does. ``swapped``: modules that are called
-    with other parameters than their own. ``detached``: the output requires no gradient.
+    with other parameters than their own. ``bypasses``: modules that change the memory of their inputs, also
+    by ``.data``. ``sparse``: modules that are called with a sparse tensor that needs a gradient. ``aliased``:
+    modules whose result shares memory with an input, or with another result, that is changed in place later.
+    ``named``: modules that set an attribute on an input, or whose result is an input on which one is set
+    later. ``opaque``: modules whose result contains an object of the named class, in which FSDP2 finds no
+    tensors. ``detached``: the output requires no gradient.
     """
 
     nodes: tuple[Node, ...]
@@ -343,6 +348,11 @@ class Graph:
     gapped: tuple[str, ...] = ()
     toggles: tuple[tuple[str, str], ...] = ()
     swapped: tuple[str, ...] = ()
+    bypasses: tuple[str, ...] = ()
+    sparse: tuple[str, ...] = ()
+    aliased: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
+    opaque: tuple[tuple[str, str], ...] = ()
     detached: bool = False
 
     @cached_property

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+from torch import nn
 
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
+from launcher.parallel.trace.run_on_values import zeros
 from launcher.planner.plan_job import plan_job
 from tests.parity import assert_parity, own
 
@@ -71,3 +73,13 @@ def test_a_shape_that_hangs_on_lengths_of_the_data_is_refused_between_stages(net
 
 def test_a_module_with_an_operator_without_a_fake_runs_on_values() -> None:
     assert_parity(own("container_nets.Fakeless", [6], stages={"[ab]": 0, "c": 1}))
+
+
+def test_layers_that_share_their_dictionary_of_tensors_stay_tied_to_these_only():
+    layers = nn.ModuleList(nn.BatchNorm1d(3) for _ in range(40))
+    for layer in layers[1::2]:
+        layer._parameters, layer._buffers = layers[0]._parameters, layers[0]._buffers
+    made = zeros(layers)
+    assert len({id(t) for t in made.parameters()}) == 2 * 20
+    assert len({id(t) for t in made.buffers()}) == 3 * 20
+    assert [t.shape for t in made.buffers()] == [(3,), (3,), ()] * 20
