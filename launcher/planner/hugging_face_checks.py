@@ -77,11 +77,13 @@ class Role:
 
 ROLES = (
     Role(
-        re.compile(r"num_hidden_layers|(num|n)_layers?|(en|de)coder_layers|((en|de)coder_)?depths?"), 1, MOST_LAYERS,
-        "a model has 1 to {most} layers",
+        re.compile(r"num_hidden_layers|(num|n)_layers?|(en|de)coder_layers|((en|de)coder_)?depths?"),
+        1, MOST_LAYERS, "a model has 1 to {most} layers",
     ),
     Role(
-        re.compile(r"(num|n)_\w*(blocks?|layers?|experts|stages|codebooks|inputs|branches|levels|groups)"),
+        re.compile(
+            r"(\w+_)?(num|n)_\w*(blocks?|layers?|experts|stages|codebooks|inputs|branches|levels|groups)"
+        ),
         0, MOST, "a model has at most {most} of these",
     ),
     Role(re.compile(r"\w*(layers?|depths?)"), -MOST, MOST, "a model has at most {most} of these"),
@@ -89,7 +91,7 @@ ROLES = (
     Role(
         re.compile(
             r"\w*(size|sizes|dims?|positions?|position_embeddings|embd|inner|width|height|channels|features"
-            r"|heads?|length|len|ctx|vocab|kernel|rank)|(num|n)_(?!param)\w+"
+            r"|heads?|length|len|ctx|vocab|kernel|rank)|(\w+_)?(num|n)_(?!param)\w+"
         ),
         -1, 1 << 26, "no model has a size above {most}",
     ),

@@ -33,7 +33,7 @@ from launcher.planner.device_kernels import planned_kind
 from launcher.planner.environment_reads import environment_reads
 from launcher.planner.loaded_param_layouts import laid_out
 from launcher.untrusted.bounded import TooLong, watched
-from launcher.user_errors import owned
+from launcher.user_errors import first_line, owned
 
 if TYPE_CHECKING:
     from torch import nn
@@ -147,7 +147,7 @@ class ReadOnce:
 def _owned(settings: object, section: str) -> AbstractContextManager[None]:
     """Turns exceptions of the user's model class into a ``RequestError`` with their message."""
     if isinstance(settings, HuggingFace):
-        return owned(f"{section}.path", f"{settings.path}: cannot be built")
+        return owned(f"{section}.path", f"{settings.path}: cannot be built", first_line)
     if not isinstance(settings, Target):
         return nullcontext()
     return owned(f"{section}._target_", f"{settings.target}: cannot be built")

@@ -43,7 +43,7 @@ def bounded(seconds: float, nbytes: int) -> Iterator[None]:
 
 @contextmanager
 def watched(seconds: float, nbytes: int) -> Iterator[None]:
-    """Limits the block to ``seconds`` of its thread's CPU time and to ``nbytes`` of resident memory beyond the present.
+    """Limits the block to ``seconds`` of CPU time, and to ``nbytes`` of resident memory beyond what there is.
 
     Raises ``TooLong``, with the limit as its text. In contrast to ``bounded``, the block may import libraries
     and start threads, which take much address space. Both limits hold in the main thread only, and only
@@ -62,7 +62,7 @@ def watched(seconds: float, nbytes: int) -> Iterator[None]:
 
 @contextmanager
 def _alarm(beyond: Callable[[], str], first: float) -> Iterator[None]:
-    """Raises ``TooLong`` in the block when ``beyond`` names a limit; it is asked from ``first`` seconds on."""
+    """Calls ``beyond`` from ``first`` seconds on; raises ``TooLong`` in the block once it names a limit."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
