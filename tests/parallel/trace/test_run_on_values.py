@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import resource
+from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
@@ -71,3 +75,25 @@ def test_a_shape_that_hangs_on_lengths_of_the_data_is_refused_between_stages(net
 
 def test_a_module_with_an_operator_without_a_fake_runs_on_values() -> None:
     assert_parity(own("container_nets.Fakeless", [6], stages={"[ab]": 0, "c": 1}))
+
+
+def test_large_weights_of_a_model_that_reads_values_take_no_memory_before_they_are_written() -> None:
+    from launcher.parallel.model_state.deep_copy import on_meta
+    from launcher.parallel.trace.run_on_values import zeros
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Embedding(1 << 20, 128, dtype=torch.bfloat16), nn.Linear(2, 3))
+        model[0].register_buffer("table", torch.ones(1 << 20, 128))
+    before = resident()
+    real = zeros(model)
+    assert {t.device.type for t in (*real.parameters(), *real.buffers())} == {"cpu"}
+    assert real[0].weight.dtype == torch.bfloat16
+    assert real[0].weight.requires_grad
+    assert not real[0](torch.tensor([1 << 19])).any()
+    other = on_meta(real)
+    assert {t.device.type for t in (*other.parameters(), *other.buffers())} == {"meta"}
+    assert other[0].weight.requires_grad
+    assert resident() - before < 100 << 20
