@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -43,14 +43,19 @@ def user_error(error: BaseException, cure: str = "") -> str:
     The message is cut to its first line: torch may add frames of its own. The line of code is shown with its
     file, function and source. Without ``cure``, a frequent error of torch has the cure in ``_ADVICE``.
     """
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    described = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    described = first_line(error)
     if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith(_others()):
         return f"{type(error).__name__}: {error.msg} ({_line(error.filename, error.lineno, '', error.text)})"
     own = users_frame(error)
     where = f" ({_line(own.filename, own.lineno, own.name, own.line)})" if own else ""
-    cure = cure or next((usual for part, usual in _ADVICE if part in text), "")
+    cure = cure or next((usual for part, usual in _ADVICE if part in described), "")
     return f"{described}{where}; {cure}" if cure else f"{described}{where}"
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of an error, and the first line of its message if it has one."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def users_frame(error: BaseException) -> traceback.FrameSummary | None:
@@ -62,6 +67,8 @@ def users_frame(error: BaseException) -> traceback.FrameSummary | None:
 def _line(path: str, line: int | None, function: str, source: str | None) -> str:
     there = f", in {function}" if function and not function.startswith("<") else ""
     text = (source or "").strip()
+    if text.startswith("raise ") and text.endswith("("):  # its message is on the next lines
+        text = ""
     if len(text) > _SHOWN:
         text = f"{text[: _SHOWN - 4].rstrip()} ..."
     shown = f": {text}" if text else ""
@@ -69,11 +76,11 @@ def _line(path: str, line: int | None, function: str, source: str | None) -> str
 
 
 @contextmanager
-def owned(key: str, action: str) -> Iterator[None]:
+def owned(key: str, action: str, describe: Callable[[BaseException], str] = user_error) -> Iterator[None]:
     """Turns exceptions of user code in the block into a ``RequestError`` about ``key`` without our frames."""
     try:
         yield
     except (RequestError, RunError):
         raise
     except (Exception, SystemExit) as error:
-        raise RequestError((Problem(key, f"{action}: {user_error(error)}"),)) from None
+        raise RequestError((Problem(key, f"{action}: {describe(error)}"),)) from None

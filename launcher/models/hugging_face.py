@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.schema.models import HuggingFace
+from launcher.user_errors import first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -232,10 +233,18 @@ def _changes(settings: HuggingFace) -> dict[str, Any]:
 
 def _written(settings: HuggingFace) -> tuple[PreTrainedConfig, dict[str, Any]]:
     """Return the config of the folder, and the file that it is read from. Raises ``RequestError``."""
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
     here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     with _refused_fields(settings):
+        raw, _ = PreTrainedConfig.get_config_dict(settings.path, **here)
+        kind = raw.get("model_type")
+        if "auto_map" in raw and kind not in CONFIG_MAPPING:
+            text = (
+                f"{settings.path}: transformers has no model of type {kind}, and the code that auto_map in "
+            )
+            text += "its config.json names is not run"
+            raise RequestError((Problem("model.path", text),))
         written: PreTrainedConfig = AutoConfig.from_pretrained(settings.path, **here)
         data, _ = type(written).get_config_dict(settings.path, **here)
     return written, data
@@ -298,6 +307,8 @@ def _refused_fields(settings: HuggingFace) -> Iterator[None]:
     """Reports a value that the class of the config refuses; its reason is not in the error's first line."""
     try:
         yield
+    except RequestError:
+        raise
     except Exception as error:
         # the class of huggingface_hub, which is no dependency of ours
         checked = any(kind.__name__ == "StrictDataclassError" for kind in type(error).__mro__)
@@ -305,7 +316,7 @@ def _refused_fields(settings: HuggingFace) -> Iterator[None]:
             raise
         field = re.search(r"for field '(\w+)'", str(error))
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = lines[-1] if lines and checked else f"{type(error).__name__}: {' '.join(lines)}"
+        reason = lines[-1] if lines and checked else first_line(error)
         reason = re.sub(r"^\w+Error: ", "", reason) if checked else reason
         named = field[1] if field else next(iter(settings.config)) if len(settings.config) == 1 else ""
         if named in settings.config:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from launcher.checkpoint.tensorfile.safetensors import described
 from launcher.errors import Problem, error_text
 from launcher.job.schema.data import DocumentSetting, apart
 from launcher.job.schema.job import Job
-from launcher.job.schema.models import HuggingFace
+from launcher.job.schema.models import MOST_LAYERS, HuggingFace
 from launcher.optional import install_command
 from launcher.plan.plan import Plan
 from launcher.plan.values.model_graph import ModelStructure, Param
@@ -56,9 +57,50 @@ APART = (
 )  # fmt: skip
 """Model families that treat each document as if it were alone; ``tests/real`` proves it for each."""
 MOST = 10_000
-"""The most layers, experts or list values that are read; published models have some hundreds."""
-_COUNT = re.compile(r"(num|n)_\w*(blocks?|experts)|\w*layers?|depth")
-LISTED = ("id2label", "label2id", "vocab")
+"""The most keys of a config, and the most values of a list; published models have some hundreds."""
+MOST_LABELS = 50_000
+"""The most labels; ImageNet-21k has 21 843."""
+LABELS = ("id2label", "label2id", "vocab")
+SHOWN = 3
+"""The most values of a config that are reported."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """The values that numbers of these names may have. A number in a list has the name of the list."""
+
+    names: re.Pattern[str]
+    least: int
+    most: int
+    text: str
+
+
+ROLES = (
+    Role(
+        re.compile(r"num_hidden_layers|(num|n)_layers?|(en|de)coder_layers|((en|de)coder_)?depths?"),
+        1, MOST_LAYERS, "a model has 1 to {most} layers",
+    ),
+    Role(
+        re.compile(
+            r"(\w+_)?(num|n)_\w*(blocks?|layers?|experts|stages|codebooks|inputs|branches|levels|groups)"
+        ),
+        0, MOST, "a model has at most {most} of these",
+    ),
+    Role(re.compile(r"\w*(layers?|depths?)"), -MOST, MOST, "a model has at most {most} of these"),
+    Role(re.compile(r"(num|n)_(labels|classes)"), 0, MOST_LABELS, "at most {most} labels are built"),
+    Role(
+        re.compile(
+            r"\w*(size|sizes|dims?|positions?|position_embeddings|embd|inner|width|height|channels|features"
+            r"|heads?|length|len|ctx|vocab|kernel|rank)|(\w+_)?(num|n)_(?!param)\w+"
+        ),
+        -1, 1 << 26, "no model has a size above {most}",
+    ),
+)  # fmt: skip
+"""The first role whose names match counts. Published models have up to 10 485 760 positions."""
+LARGEST = Role(re.compile(""), -(1 << 40), 1 << 40, "it is not a model size")
+"""The role of all other numbers, such as the base of rotary embeddings."""
+IMPLEMENTATION = "_implementation"
+"""Keys with this in their name choose a kernel, which transformers downloads if it is a name on the hub."""
 ROUTED = "output_router_logits"
 TEXT = "text_config"
 UNSAID = ("LABEL_0", "LABEL_1")
@@ -100,7 +142,8 @@ def _check(
         yield Problem(KEY, f"{path}: no such folder{download_hint(path, 'model')}")
         return
     if not (path / CONFIG).exists():
-        yield Problem(KEY, f"{path}: it has no {CONFIG}, so the kind of model is unknown")
+        text = f"it has no {CONFIG}, so the kind of model is unknown"
+        yield Problem(KEY, f"{path}: {text}; name a folder that save_pretrained of transformers has written")
         return
     yield from _config(path / CONFIG, model, tokens, classes, documents)
     if model.weights:
@@ -119,12 +162,13 @@ def _config(
         yield Problem(KEY, f"{path}: {error_text(error).removeprefix(f'{path}: ')}")
         return
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
-        yield Problem(KEY, f"{path}: it has no model_type, so the kind of model is unknown")
+        text = "it has no model_type, so the kind of model is unknown"
+        yield Problem(KEY, f"{path}: {text}; name a folder that save_pretrained of transformers has written")
         return
     for key in DTYPES & model.config.keys():
         text = f"{model.config[key]}: it has no effect; train.precision sets the dtype of the computation"
         yield Problem(f"model.config.{key}", f"{text}, steps.export.dtype that of an export")
-    if wrong := [*_beyond(data | model.config)]:
+    if wrong := [*islice(_beyond(data | model.config), SHOWN)]:
         yield from (Problem(KEY, f"{path}: {text}") for text in wrong)
         return
     if documents is not None:
@@ -154,21 +198,47 @@ def _decoder(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     return {**data, **inner, **changes}
 
 
-def _beyond(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Yields sizes that no model has but transformers would build, and kernels that it would download."""
-    for name, value in config.items():
-        key = f"{above}{name}"
-        if isinstance(value, int) and _COUNT.fullmatch(name) and abs(value) > MOST:
-            yield f"{key} is {value}; at most {MOST} are built"
-        elif isinstance(value, int) and abs(value) >= 1 << 40:
-            yield f"{key} is {value}, which is not a model size"
-        elif isinstance(value, list | tuple) and len(value) > MOST:
-            if name not in LISTED:
-                yield f"{key} lists {len(value)} values; at most {MOST} are read"
-        elif "attn_implementation" in name and "/" in str(value):
-            yield f"{key} is {value}: the launcher runs no downloaded kernels"
-        elif isinstance(value, Mapping) and name not in LISTED:
-            yield from _beyond(value, f"{key}.")
+def _beyond(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what no model has but transformers would build, and kernels that it would download."""
+    keys = 0
+    parts: list[tuple[str, str, Any]] = [("", "", config)]
+    while parts:
+        key, name, value = parts.pop()
+        if name in LABELS and isinstance(value, Mapping | list | tuple):
+            if len(value) > MOST_LABELS:
+                yield f"{key} has {len(value)} entries; at most {MOST_LABELS} are read"
+        elif isinstance(value, Mapping):
+            keys += len(value)
+            if keys > MOST:
+                yield f"it has {keys} keys; at most {MOST} are read"
+                return
+            inner = [(f"{key}.{n}" if key else n, n, v) for n, v in value.items()]
+            parts += reversed(inner)
+        elif isinstance(value, list | tuple):
+            yield from _beyond_list(key, name, value)
+            parts += reversed([(key, name, v) for v in value[:MOST]])
+        elif isinstance(value, str):
+            if IMPLEMENTATION in f"{key}." and "/" in value:
+                yield f"{key} is {value}: the launcher runs no downloaded kernels"
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            role = _role(name)
+            if role is LARGEST and isinstance(value, float):
+                continue  # such as an infinite limit
+            if not role.least <= value <= role.most:
+                yield f"{key} is {value}; {role.text.format(most=role.most)}"
+
+
+def _beyond_list(key: str, name: str, values: Sequence[Any]) -> Iterator[str]:
+    if len(values) > MOST:
+        yield f"{key} lists {len(values)} values; at most {MOST} are read"
+    elif _role(name) is ROLES[0]:  # the layers of each stage
+        counts = [value for value in values if isinstance(value, int) and value <= MOST_LAYERS]
+        if (total := sum(counts)) > MOST_LAYERS:
+            yield f"{key} has {total} layers in all; {ROLES[0].text.format(most=MOST_LAYERS)}"
+
+
+def _role(name: str) -> Role:
+    return next((role for role in ROLES if role.names.fullmatch(name)), LARGEST)
 
 
 def _mixed(config: Mapping[str, Any], documents: DocumentSetting) -> Iterator[Problem]:

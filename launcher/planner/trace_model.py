@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,8 @@ from launcher.planner import hugging_face_checks
 from launcher.planner.device_kernels import planned_kind
 from launcher.planner.environment_reads import environment_reads
 from launcher.planner.loaded_param_layouts import laid_out
-from launcher.user_errors import owned
+from launcher.untrusted.bounded import TooLong, watched
+from launcher.user_errors import first_line, owned
 
 if TYPE_CHECKING:
     from torch import nn
@@ -90,7 +91,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     world: dict[str, None] = {}
     with default_dtype(dtype), hooked_for_all() as for_all:
         reads = world_reads(world.setdefault)
-        with _owned(job.model, "model"), environment_reads(), reads:
+        with _owned(job.model, "model"), _limited(job.model), environment_reads(), reads:
             model, tape = record(build, job.seed)
         lost = tape.why
         if foreign(job.model):
@@ -146,10 +147,44 @@ class ReadOnce:
 def _owned(settings: object, section: str) -> AbstractContextManager[None]:
     """Turns exceptions of the user's model class into a ``RequestError`` with their message."""
     if isinstance(settings, HuggingFace):
-        return owned(f"{section}.path", f"{settings.path}: cannot be built")
+        return owned(f"{section}.path", f"{settings.path}: cannot be built", first_line)
     if not isinstance(settings, Target):
         return nullcontext()
     return owned(f"{section}._target_", f"{settings.target}: cannot be built")
+
+
+BUILD_S, BUILD_BYTES, BUILD_MODULES = 60.0, 512 << 20, 20_000
+"""The CPU time, the memory and the modules that a model of a stranger's folder may take to be read.
+
+Without its weights, the largest published model takes 3 s, 100 MB and 2000 modules.
+"""
+
+
+@contextmanager
+def _limited(settings: object) -> Iterator[None]:
+    """Refuses a ``config.json`` whose model is endless: nobody knows all keys by which a model grows."""
+    if not isinstance(settings, HuggingFace):
+        yield
+        return
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    count = 0
+
+    def counted(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if count > BUILD_MODULES:
+            raise TooLong(f"more than {BUILD_MODULES} modules")
+
+    hook = register_module_module_registration_hook(counted)
+    try:
+        with watched(BUILD_S, BUILD_BYTES):
+            yield
+    except TooLong as error:
+        text = f"{settings.path}: its config.json describes a model that takes {error}, without its weights"
+        raise RequestError((Problem("model.path", text),)) from None
+    finally:
+        hook.remove()
 
 
 def breaks(

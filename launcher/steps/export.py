@@ -221,15 +221,42 @@ def plan_problems(step: Export, at: FileChecks, plan: Plan) -> list[Problem]:
 
 
 def _of_another_model(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:
-    """Problems of a checkpoint that is to be compared with the run, but belongs to another model."""
-    if not step.check or step.src is None or not at.here(step.src):
+    """Problems of a checkpoint whose model is not that of this request."""
+    if step.src is None or not at.here(step.src):
         return
-    strategy = open_checkpoint(Path(step.src), at.trust).strategy
+    strategy, key = open_checkpoint(Path(step.src), at.trust).strategy, f"{at.key}.src"
+    if why := _unlike_config(step, at.job, strategy, plan):
+        yield Problem(key, f"{step.src} {why}")
+        return
+    if step.check and (why := _difference(strategy, plan)):
+        text = f"{step.src} belongs to another model than this request, so they cannot be compared: {why}"
+        own = at.job.run_dir is not None and Path(step.src).parent == Path(at.job.run_dir) / "checkpoints"
+        yield Problem(key, text, "" if own else f"{at.key}.check=false")
+
+
+def _unlike_config(step: Export, job: Job, strategy: Strategy, plan: Plan) -> str:
+    """Why nobody could open the export: its config describes the request's model, not the checkpoint's."""
+    model, full = job.model, settled(step, job)
+    if not isinstance(model, HuggingFace) or not (_apart(full, job) or generated_files(full, job)):
+        return ""
+    why = _difference(strategy, plan, dtypes=False)
+    text = f"belongs to another model than {model.path}, whose config the export would have"
+    return f"{text}; name that model in model.path and model.config: {why}" if why else ""
+
+
+def _difference(strategy: Strategy, plan: Plan, *, dtypes: bool = True) -> str:
+    """How the weights of a checkpoint differ from those of the planned model; "" if they do not."""
+    ours, target = strategy.only("param", "buffer"), strategy_to_load(plan, strategy.named)
+    if not dtypes:
+        ours, target = (
+            replace(s, entries={n: replace(e, dtype="float32") for n, e in s.entries.items()})
+            for s in (ours, target)
+        )
     try:
-        match(strategy.only("param", "buffer"), strategy_to_load(plan, strategy.named))
+        match(ours, target)
     except ValueError as error:
-        text = f"{step.src} belongs to another model than this request, so they cannot be compared: "
-        yield Problem(f"{at.key}.src", text + " ".join(str(error).split()), f"{at.key}.check=false")
+        return " ".join(str(error).split())
+    return ""
 
 
 def _unmerged(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:
@@ -255,6 +282,9 @@ def run_on_files(step: Export, run: RunFiles) -> dict[str, float]:
     make_folder(path.parent)
     figures: dict[str, float] = {}
     lines: list[str] = []
+    src = source(step, run)
+    if why := _unlike_config(requested, run.job, open_checkpoint(src, run.trust).strategy, run.plan):
+        raise RunError(f"export: {src} {why}")
 
     def judge(new: Path) -> None:
         if itself := opens_by_itself(requested, run.job):
@@ -267,7 +297,7 @@ def run_on_files(step: Export, run: RunFiles) -> dict[str, float]:
     done = _write(step, run, path, judge)
     files = f" in {many(done.files, 'file')}" if step.format == "hf" else ""
     clear = ", not encrypted" if run.job.checkpoint.encrypt is not None else ""
-    doubt = unvouched(source(step, run), run.trust)
+    doubt = unvouched(src, run.trust)
     run.say(f"export: {path}, {bytes_text(done.bytes_written)}{files}{clear}{doubt}")
     for line in lines:
         run.say(line)
@@ -331,7 +361,9 @@ def _check_rounding(trained: Mapping[str, Tensor], there: Mapping[str, Tensor]) 
     for name, tensor in rounded.items():
         nearest = trained[name].to(tensor.dtype)
         if not ((nearest == tensor) | (nearest.isnan() & tensor.isnan())).all():
-            raise RunError(f"export: {name} is not the trained value rounded to {tensor.dtype}")
+            text = f"export: {name} differs from the checkpoint's value rounded to {tensor.dtype}"
+            cure = "export again, and if that fails too, check the checkpoint with steps=[verify]"
+            raise RunError(f"{text}: a file was damaged while it was written or read; {cure}")
     return listed(sorted({str(t.dtype).removeprefix("torch.") for t in rounded.values()}))
 
 

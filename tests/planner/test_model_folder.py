@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from torch import nn
 
 from launcher.checkpoint.foreign.read import form_of
 from launcher.checkpoint.layout.derive_strategy import strategy_of_plan
@@ -18,9 +21,11 @@ from launcher.job.compose import compose
 from launcher.job.schema.models import HuggingFace
 from launcher.optional import install_command
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.planner import hugging_face_checks, router_losses
+from launcher.planner import hugging_face_checks, router_losses, trace_model
 from launcher.planner.plan_job import plan_job
 from launcher.untrusted.hub import download_hint
+
+NAME = "name a folder that save_pretrained of transformers has written"
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +98,7 @@ def test_a_name_on_the_hub_is_told_from_a_folder(tmp_path: Path, monkeypatch: py
 
 
 def test_a_folder_without_config(tmp_path: Path) -> None:
-    text = "it has no config.json, so the kind of model is unknown"
+    text = f"it has no config.json, so the kind of model is unknown; {NAME}"
     assert problems(tmp_path) == [f"model.path: {tmp_path}: {text}"]
 
 
@@ -106,7 +111,7 @@ def test_a_config_that_is_no_json(tmp_path: Path) -> None:
 
 def test_a_config_that_names_no_model(tmp_path: Path) -> None:
     path = folder(tmp_path / "m", {"hidden_size": 2})
-    text = "it has no model_type, so the kind of model is unknown"
+    text = f"it has no model_type, so the kind of model is unknown; {NAME}"
     assert problems(path) == [f"model.path: {path / 'config.json'}: {text}"]
 
 
@@ -176,21 +181,47 @@ def test_transformers_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.
     assert problems(folder(tmp_path / "m")) == [text]
 
 
+LAYERS = "a model has 1 to 1000 layers"
+PARTS = "a model has at most 10000 of these"
+SIZES = "no model has a size above 67108864"
+NO_KERNELS = "the launcher runs no downloaded kernels"
 BEYOND = {
-    "layers": ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; at most 10000 are built"),
-    "nested": ({"text_config": {"n_layer": 20_000}}, "text_config.n_layer is 20000; at most 10000 are built"),
-    "experts": ({"num_local_experts": -(10**6)}, "num_local_experts is -1000000; at most 10000 are built"),
-    "a size": ({"hidden_size": 2**41}, "hidden_size is 2199023255552, which is not a model size"),
+    "layers": ({"num_hidden_layers": 10**9}, f"num_hidden_layers is 1000000000; {LAYERS}"),
+    "layers that a plan would trace for minutes": (
+        {"num_hidden_layers": 10_000}, f"num_hidden_layers is 10000; {LAYERS}"
+    ),
+    "fewer than no layers": ({"num_hidden_layers": -3}, f"num_hidden_layers is -3; {LAYERS}"),
+    "no layers": ({"n_layer": 0}, f"n_layer is 0; {LAYERS}"),
+    "nested": ({"text_config": {"n_layer": 20_000}}, f"text_config.n_layer is 20000; {LAYERS}"),
+    "layers in a list": ({"depths": [10**9, 1]}, f"depths is 1000000000; {LAYERS}"),
+    "layers in a nested list": ({"vision": {"depths": [1, [2000]]}}, f"vision.depths is 2000; {LAYERS}"),
+    "layers of all stages": ({"depths": [500] * 3}, f"depths has 1500 layers in all; {LAYERS}"),
+    "a config in a list": ({"parts": [{"depth": 1001}]}, f"parts.depth is 1001; {LAYERS}"),
+    "an infinite count": ({"num_layers": float("inf")}, f"num_layers is inf; {LAYERS}"),
+    "experts": ({"num_local_experts": -(10**6)}, f"num_local_experts is -1000000; {PARTS}"),
+    "inputs": ({"altup_num_inputs": 10**9}, f"altup_num_inputs is 1000000000; {PARTS}"),
+    "labels": ({"num_labels": 10**9}, "num_labels is 1000000000; at most 50000 labels are built"),
+    "named labels": (
+        {"id2label": {str(i): "x" for i in range(50_001)}}, "id2label has 50001 entries; at most 50000 are read"
+    ),
+    "a size": ({"hidden_size": 2**41}, f"hidden_size is 2199023255552; {SIZES}"),
+    "positions": ({"n_positions": 2**27}, f"n_positions is 134217728; {SIZES}"),
+    "sizes in a list": ({"hidden_sizes": [8, 2**27]}, f"hidden_sizes is 134217728; {SIZES}"),
+    "an unknown number": ({"mystery": -(2**41)}, "mystery is -2199023255552; it is not a model size"),
     "a list": ({"layer_types": ["a"] * 10_001}, "layer_types lists 10001 values; at most 10000 are read"),
-    "a kernel": (
-        {"attn_implementation": "someone/kernel"},
-        "attn_implementation is someone/kernel: the launcher runs no downloaded kernels",
-    ),
+    "keys": ({f"k{i}": i for i in range(10_000)}, "it has 10001 keys; at most 10000 are read"),
+    "nested keys": ({"a": {str(i): {"b": 1} for i in range(6000)}}, "it has 10001 keys; at most 10000 are read"),
+    "a kernel": ({"attn_implementation": "someone/kernel"}, f"attn_implementation is someone/kernel: {NO_KERNELS}"),
     "a kernel, as saved": (
-        {"_attn_implementation": "someone/kernel@v1"},
-        "_attn_implementation is someone/kernel@v1: the launcher runs no downloaded kernels",
+        {"_attn_implementation": "someone/kernel@v1"}, f"_attn_implementation is someone/kernel@v1: {NO_KERNELS}"
     ),
-}
+    "a kernel of experts": (
+        {"experts_implementation": "someone/moe"}, f"experts_implementation is someone/moe: {NO_KERNELS}"
+    ),
+    "a kernel of a part": (
+        {"any_implementation": {"vision": "a/kernel"}}, f"any_implementation.vision is a/kernel: {NO_KERNELS}"
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("config", "text"), BEYOND.values(), ids=BEYOND)
@@ -199,17 +230,76 @@ def test_what_no_model_has_is_refused_before_it_is_built(tmp_path: Path, config:
     assert problems(there) == [f"model.path: {there}/config.json: {text}"]
 
 
-def test_sizes_of_published_models_are_none_of_these(tmp_path: Path) -> None:
-    there = folder(
-        tmp_path / "m",
-        {
-            "model_type": "llama",
-            "shared_expert_intermediate_size": 20480,
-            "block_size": 131072,
-            "max_window_layers": 80,
-        },
-    )
-    assert problems(there) == []
+def test_a_change_of_the_config_obeys_the_same_law(tmp_path: Path) -> None:
+    there = folder(tmp_path / "m")
+    text = f"model.path: {there}/config.json: depths is 2000; {LAYERS}"
+    assert problems(there, "model.config={depths: [2000]}") == [text]
+
+
+def test_a_file_full_of_hostile_numbers_is_reported_in_a_few_lines(tmp_path: Path) -> None:
+    there = folder(tmp_path / "m", {"model_type": "llama", "hidden_sizes": [2**30] * 10_000})
+    assert len(problems(there)) == 3
+
+
+PUBLISHED = {
+    "Llama 3.1 405B": {
+        "num_hidden_layers": 126, "hidden_size": 16384, "intermediate_size": 53248, "vocab_size": 128256,
+        "num_attention_heads": 128, "max_position_embeddings": 131072, "rope_theta": 500000.0,
+        "eos_token_id": [128001, 128008, 128009],
+        "rope_scaling": {"factor": 8.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    },
+    "Llama 4 Scout": {"text_config": {"max_position_embeddings": 10485760, "num_local_experts": 16}},
+    "DeepSeek-V3": {
+        "n_routed_experts": 256, "first_k_dense_replace": 3, "num_nextn_predict_layers": 1, "n_group": 8,
+        "q_lora_rank": 1536, "vocab_size": 129280, "n_shared_experts": 1, "num_hidden_layers": 61,
+    },
+    "Gemma 3": {"vocab_size": 262208, "max_position_embeddings": 1048576, "sliding_window": 1024, "pad_token_id": 0},
+    "Gemma 3n": {"altup_num_inputs": 4, "num_kv_shared_layers": 15, "layer_types": ["full_attention"] * 35},
+    "LLaVA": {"vision_feature_layer": -2, "image_token_index": 32000, "vision_config": {"num_hidden_layers": 24}},
+    "Swin": {"depths": [2, 2, 18, 2], "image_size": [384, 384], "num_heads": [6, 12, 24, 48], "patch_size": 4},
+    "Bamba": {"time_step_limit": [0.0, float("inf")], "num_experts": 0, "sliding_window": -1},
+    "ImageNet-21k": {"id2label": {str(i): str(i) for i in range(21_843)}},
+    "others": {
+        "shared_expert_intermediate_size": 20480, "block_size": 131072, "max_window_layers": 80,
+        "rope_theta": 100_000_000_000, "num_parameters": 405_000_000_000, "attn_implementation": "sdpa",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", PUBLISHED.values(), ids=PUBLISHED)
+def test_sizes_of_published_models_are_none_of_these(tmp_path: Path, config: dict[str, object]) -> None:
+    assert problems(folder(tmp_path / "m", {"model_type": "llama"} | config), "data.vocab_size=8") == []
+
+
+@pytest.mark.parametrize(
+    ("endless", "limit"),
+    [
+        (lambda: [nn.Sequential(nn.Module()) for _ in range(30_000)], "more than 20000 modules"),
+        (lambda: [bytearray(1 << 20) for _ in range(2000)], "more than 512 MiB"),
+        (lambda: all(True for _ in count()), "more than 0.2 s"),
+    ],
+    ids=["modules", "memory", "time"],
+)
+def test_a_model_that_grows_by_keys_that_nobody_knows_ends(
+    endless: Callable[[], object], limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "0.2 s" in limit:
+        monkeypatch.setattr(trace_model, "BUILD_S", 0.2)
+    job = SimpleNamespace(model=HuggingFace(name="hf", path="m"), train=SimpleNamespace(precision="fp32"), seed=0)
+    with pytest.raises(RequestError) as refused:
+        trace_model.read(job, endless)  # type: ignore[arg-type]
+    text = f"model.path: m: its config.json describes a model that takes {limit}, without its weights"
+    assert str(refused.value) == text
+
+
+def test_a_failure_of_transformers_is_quoted_without_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing() -> nn.Module:
+        raise ValueError("\nwhy not\nand more")
+
+    job = SimpleNamespace(model=HuggingFace(name="hf", path="m"), train=SimpleNamespace(precision="fp32"), seed=0)
+    with pytest.raises(RequestError) as refused:
+        trace_model.read(job, failing)  # type: ignore[arg-type]
+    assert str(refused.value) == "model.path: m: cannot be built: ValueError: why not"
 
 
 def test_a_head_of_its_own_is_no_copy_of_the_embedding(tmp_path: Path) -> None:
@@ -298,3 +388,14 @@ def test_the_reason_of_a_config_class_is_not_lost(tmp_path: Path) -> None:
         f"model.config.hidden_size: null: {tmp_path} cannot be built: Field 'hidden_size' expected int, got NoneType "
         "(value: None)"
     )
+
+
+def test_code_that_a_config_names_is_refused_without_an_address(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs transformers")
+    from launcher.models.hugging_face import config_of
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": {"AutoConfig": "conf.C"}}))
+    with pytest.raises(RequestError) as refused:
+        config_of(HuggingFace(name="hf", path=str(tmp_path)))
+    text = "transformers has no model of type evil, and the code that auto_map in its config.json names is not run"
+    assert str(refused.value) == f"model.path: {tmp_path}: {text}"

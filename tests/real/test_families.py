@@ -241,3 +241,32 @@ def test_more_layers_than_the_folder_describes(tmp_path: Path, capsys: pytest.Ca
         "set model.config.layer_types with 6 entries too"
     )
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [(), ("steps.export.check=false",)], ids=["checked", "unchecked"])
+def test_the_config_of_one_model_is_not_written_beside_the_weights_of_another(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.real.families import described
+
+    llama, qwen = (described(family, tmp_path / family) for family in ("llama", "qwen2"))
+    short = ("model.weights=false", "train.steps=1", "launch.nproc=1", "launch.check_memory=false")
+    assert main([*typed(llama, tmp_path / "run", *short, "steps=[train,save]")]) == 0
+    capsys.readouterr()
+
+    src = tmp_path / "run/checkpoints/step-000001"
+    new = ("steps=[export]", f"steps.export.src={src}", *words)
+    assert main([*typed(qwen, tmp_path / "new", *short, *new)]) == 2
+    said = capsys.readouterr().err
+    text = f"belongs to another model than {qwen}, whose config the export would have; name that model in model.path"
+    assert f"steps.export.src: {src} {text} and model.config: " in said
+    assert "    try: " not in said
+    assert not (tmp_path / "new").exists()
+
+    # a checkpoint that another step makes is checked when it is there
+    dst = tmp_path / "moved"
+    moved = ("steps=[transform,export]", f"steps.transform.src={src}", f"steps.transform.dst={dst}")
+    moved = (*moved, "steps.transform.nproc=1", f"steps.export.src={dst}", *words)
+    assert main([*typed(qwen, tmp_path / "new", *short, *moved)]) == 1
+    assert f" {text} and model.config: " in capsys.readouterr().err
+    assert not (tmp_path / "new/exports/hf").exists()

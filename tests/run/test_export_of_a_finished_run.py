@@ -80,10 +80,19 @@ def test_a_checkpoint_of_another_model_is_refused_or_written_without_a_check(
     assert "layer1.weight" in read_full(tmp_path / "run/exports/model.safetensors")
 
 
+def test_beside_another_models_run_nothing_is_offered_that_trains_anew(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["recipe=lm_single", "model=lm_tiny", "steps=[export]", f"run_dir={finished}"]) == 2
+    said = capsys.readouterr().err
+    assert f"run_dir: {finished}/checkpoints/step-000001 is of another model: " in said
+    assert "    try: " not in said
+
+
 def test_a_weight_that_is_not_the_nearest_of_its_dtype_is_named_also_beside_a_nan():
     trained = {"w": torch.tensor([1.001, float("nan"), 3.0])}
     written = {"w": trained["w"].bfloat16()}
     assert _check_rounding(trained, written) == "bfloat16"
     written["w"][0] = 2.0
-    with pytest.raises(RunError, match=r"w is not the trained value rounded to torch\.bfloat16"):
+    with pytest.raises(RunError, match=r"w differs from the checkpoint's value rounded to torch\.bfloat16"):
         _check_rounding(trained, written)

@@ -20,7 +20,7 @@ from launcher.parallel.cost.kernels import FusedKernels, OperationsMeter, flops_
 from launcher.parallel.cost.saved_hooks import AGAIN, PLAIN, SavedHooks, Sent
 from launcher.parallel.dispatch import meta_shapes
 from launcher.parallel.dispatch.modes import Dispatch, default_dtype, sparse_parts, tree_leaves, tree_map_only
-from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.model_state.deep_copy import copied, on_meta
 from launcher.parallel.model_state.module_globals import files_of, variables
 from launcher.parallel.model_state.python_state import PythonState, changed, snapshot
 from launcher.parallel.split_backward import FORMS, Deferral, MatmulCall
@@ -239,7 +239,7 @@ def _outputs_with_grad(made: Any) -> list[torch.Tensor]:
 
 def _measure(module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
     if any(not t.is_meta for t in (*module.parameters(), *module.buffers())):
-        module = copied(module).to("meta")  # it is in memory, because its model reads values
+        module = on_meta(module)  # it is in memory, because its model reads values
     params = [p for p in module.parameters() if p.requires_grad]
     regions = _regions(module)
     twice: tuple[tuple[str, str], ...] = ()

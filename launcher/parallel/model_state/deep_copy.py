@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Mapping
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
@@ -23,22 +24,25 @@ OURS = frozenset(vars(nn.Module()))
 
 EMPTY = (dict, OrderedDict, set)
 """Most attributes of a module are empty containers of these types, for which ``copy`` takes far longer."""
+PLAIN = (torch.Tensor, nn.Parameter)
 PROXIES = (ProxyType, CallableProxyType)
 HOLDERS = (FunctionType, MethodType, partial, list, tuple, dict, ref, *PROXIES)
 """Attributes that are functions or weak references, or may contain some."""
 
 
-def copied(model: M, parameter_hooks: bool = False) -> M:
+def copied(model: M, parameter_hooks: bool = False, memo: Mapping[int, Any] | None = None) -> M:
     """Copy as ``copy.deepcopy`` does, but functions that refer to a module refer to its copy.
 
     Attributes that cannot be copied, such as locks, open files and generators, are shared. The parameters of
-    the copy have no hooks, unless ``parameter_hooks``: most copies only run forwards. Raises ``RequestError``
+    the copy have no hooks, unless ``parameter_hooks``: most copies only run forwards. ``memo`` has what takes
+    the place of some objects, by their id. Raises ``RequestError``
     for modules that cannot be copied.
     """
     values = [v for m in model.modules() for v in vars(m).values()]
     empty = {id(v): type(v)() for v in values if type(v) in EMPTY and not v}
     empty |= {id(v): v for v in values if type(v) in PROXIES}  # deepcopy would copy the object behind one
-    memo: dict[int, Any] = dict(empty)
+    empty |= memo or {}
+    memo = dict(empty)
     try:
         out = copy.deepcopy(model, memo)
     except Exception:  # the user's object may raise anything
@@ -59,6 +63,16 @@ def copied(model: M, parameter_hooks: bool = False) -> M:
         for hook in after.values():
             memo[id(p)].register_post_accumulate_grad_hook(_on_copy(hook, memo))
     return out
+
+
+def on_meta(model: M) -> M:
+    """Copy a model to the meta device; its tensors are not copied in memory first."""
+    tensors = {id(t): t for t in (*model.parameters(), *model.buffers()) if type(t) in PLAIN}
+    memo: dict[int, Any] = {}
+    for key, t in tensors.items():
+        new = t.detach().to("meta")
+        memo[key] = nn.Parameter(new, t.requires_grad) if isinstance(t, nn.Parameter) else new
+    return copied(model, memo=memo).to("meta")
 
 
 def _single(model: nn.Module) -> dict[int, Any]:

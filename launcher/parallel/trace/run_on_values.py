@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
@@ -391,7 +392,7 @@ def zeros(module: nn.Module) -> nn.Module:
         for name, p in owner._parameters.items():
             if p is not None:
                 if id(p) not in made:
-                    now = nn.Parameter(torch.zeros_like(p, device="cpu"), p.requires_grad)
+                    now = nn.Parameter(_zeros_in_memory(p), p.requires_grad)
                     made[id(p)] = now if not hooks(p) else p
                     if hooks(p):
                         keep(p, now)
@@ -401,8 +402,18 @@ def zeros(module: nn.Module) -> nn.Module:
         for name, b in owner._buffers.items():
             if b is not None:
                 if id(b) not in made:
-                    made[id(b)] = torch.zeros_like(b, device="cpu")
+                    made[id(b)] = _zeros_in_memory(b)
                     replaced.append(b)
                     made[id(made[id(b)])] = made[id(b)]
                 owner._buffers[name] = made[id(b)]
     return module
+
+
+def _zeros_in_memory(t: torch.Tensor) -> torch.Tensor:
+    """Return zeros like ``t``; large ones, which numpy makes by calloc, take memory only where written."""
+    plain = type(t) in (torch.Tensor, nn.Parameter) and t.layout == torch.strided and t.is_contiguous()
+    if t.numel() <= FEW or not plain:
+        return torch.zeros_like(t, device="cpu")
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        data = torch.from_numpy(np.zeros(t.numel() * t.element_size(), np.uint8))
+        return data.view(t.dtype).view(t.shape)

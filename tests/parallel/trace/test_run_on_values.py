@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import resource
+from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from launcher.errors import RequestError
@@ -83,3 +86,24 @@ def test_layers_that_share_their_dictionary_of_tensors_stay_tied_to_these_only()
     assert len({id(t) for t in made.parameters()}) == 2 * 20
     assert len({id(t) for t in made.buffers()}) == 3 * 20
     assert [t.shape for t in made.buffers()] == [(3,), (3,), ()] * 20
+
+
+def test_large_weights_of_a_model_that_reads_values_take_no_memory_before_they_are_written() -> None:
+    from launcher.parallel.model_state.deep_copy import on_meta
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Embedding(1 << 20, 128, dtype=torch.bfloat16), nn.Linear(2, 3))
+        model[0].register_buffer("table", torch.ones(1 << 20, 128))
+    before = resident()
+    real = zeros(model)
+    assert {t.device.type for t in (*real.parameters(), *real.buffers())} == {"cpu"}
+    assert real[0].weight.dtype == torch.bfloat16
+    assert real[0].weight.requires_grad
+    assert not real[0](torch.tensor([1 << 19])).any()
+    other = on_meta(real)
+    assert {t.device.type for t in (*other.parameters(), *other.buffers())} == {"meta"}
+    assert other[0].weight.requires_grad
+    assert resident() - before < 100 << 20
