@@ -91,8 +91,8 @@ MODEL = {
     ),
     "numbers taken by numpy": (
         "return self.fc(h * float(np.sum(h.detach().numpy())))",
-        "model: the forward of Net cannot be planned in block (Block) (mine.py:10): its Python looks at data (can't "
-        "convert meta device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first); a plan "
+        "model: the forward of Net cannot be planned in block (Block) (mine.py:10): it passes a tensor to numpy, to read or "
+        "change its values (can't convert meta device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first); a plan "
         "has shapes and no values, so compute this with operations of torch on tensors",
     ),
     "no gradient": (
