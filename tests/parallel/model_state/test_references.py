@@ -83,8 +83,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "Twice",
         {},
         (
-            "model: middle.p, middle.q share memory, but ranks and checkpoints keep each in memory of its own; keep one "
-            "tensor, under one name or several, and "
+            "model: middle.p, middle.q share memory, but ranks and checkpoints keep each in memory of its own; "
+            "keep one tensor, under one name or several, and "
             "create views of it in the forward"
         ),
     ),
@@ -92,8 +92,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "Follows",
         {},
         (
-            "model: middle.lin.weight, middle.same share memory, but ranks and checkpoints keep each in memory of its own; "
-            "keep one tensor, under one name or "
+            "model: middle.lin.weight, middle.same share memory, but ranks and checkpoints keep each in memory "
+            "of its own; keep one tensor, under one name or "
             "several, and create views of it in the forward"
         ),
     ),
