@@ -191,8 +191,8 @@ REFUSED = {
     ),
     "tensors in a list": (
         own("odd_nets.Listed", [6], stages={"a": 0, "head": 1}),
-        "model: masks keeps tensors in a list, which the launcher cannot move to a device; make each a buffer with "
-        "register_buffer",
+        "model: masks keeps tensors in a list, which the launcher can neither fill with values nor move to a "
+        "device; make each a buffer with register_buffer",
     ),
     "a parameter without a shape": (
         own("odd_nets.Lazy", [6], stages={"a": 0, "head": 1}),

@@ -91,9 +91,10 @@ MODEL = {
     ),
     "numbers taken by numpy": (
         "return self.fc(h * float(np.sum(h.detach().numpy())))",
-        "model: the forward of Net cannot be planned in block (Block) (mine.py:10): its Python looks at data (can't "
-        "convert meta device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first); a plan "
-        "has shapes and no values, so compute this with operations of torch on tensors",
+        "model: the forward of Net cannot be planned in block (Block) (mine.py:10): it passes a tensor to "
+        "numpy, to read or change its values (can't convert meta device type tensor to numpy. "
+        "Use Tensor.cpu() to copy the tensor to host memory first); a "
+        "plan has shapes and no values, so compute this with operations of torch on tensors",
     ),
     "no gradient": (
         "return self.fc(h)\nclass Net(Net):\n    def forward(self, x):\n        return super().forward(x).detach()",
@@ -212,7 +213,8 @@ def test_a_search_for_a_model_that_selects_by_values_is_refused_by_what_is_wrong
 SEARCHED = {
     "it reads values by numpy": (
         "return self.fc(h * float(h.detach().numpy().sum()))",
-        "the forward of Net cannot be planned in block (Block) (mine.py:10): its Python looks at data (can't convert ",
+        "the forward of Net cannot be planned in block (Block) (mine.py:10): it passes a tensor to numpy, to read or "
+        "change its values (can't convert ",
     ),
     "it raises": (
         "raise KeyError('x')",

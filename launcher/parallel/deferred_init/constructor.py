@@ -311,8 +311,8 @@ def owned(model: nn.Module) -> nn.Module:
             elif any(not isinstance(t, nn.Parameter) for t in tensors(value)):
                 at = f"{path}.{name}".lstrip(".")
                 text = (
-                    f"{at} keeps tensors in a {type(value).__name__}, which the launcher cannot "
-                    "move to a device"
+                    f"{at} keeps tensors in a {type(value).__name__}, which the launcher can "
+                    "neither fill with values nor move to a device"
                 )
                 raise RequestError((Problem("model", f"{text}; make each a buffer with register_buffer"),))
     return model

@@ -71,8 +71,8 @@ def strangers(model: nn.Module, away: Callable[[Tensor], bool] = lambda t: t.is_
                 out.setdefault(at, _no_submodule(at, item))
             elif isinstance(item, Tensor) and id(item) not in known and not isinstance(item, nn.Parameter):
                 text = (
-                    f"{at} keeps tensors in a {type(value).__name__}, which the launcher cannot "
-                    "move to a device"
+                    f"{at} keeps tensors in a {type(value).__name__}, which the launcher can "
+                    "neither fill with values nor move to a device"
                 )
                 out.setdefault(at, Problem("model", f"{text}; make each a buffer with register_buffer"))
     for at, value in _around(model):
@@ -118,7 +118,7 @@ def _arrays(value: Any) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def _itself(at: str, name: str) -> Problem:
-    text = f"{at} holds the parameter {name}, but sharding replaces that tensor with another one"
+    text = f"{at} holds the parameter {name}, but the launcher replaces that tensor with another one"
     return Problem("model", f"{text}; read the parameter from its module each time instead")
 
 

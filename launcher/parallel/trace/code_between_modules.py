@@ -41,6 +41,7 @@ MODAL = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 STAGES = "parallel.pipeline.stage_config"
 CURE = "name a larger module in stage_config, so that this code runs inside it"
 LOOKS = "its Python looks at data"
+NUMPY = "it passes a tensor to numpy, to read or change its values"
 VALUES = "a plan has shapes and no values, so compute this with operations of torch on tensors"
 
 
@@ -358,8 +359,8 @@ def refusing(
             where = of_error(first)
             at = f" ({where})" if where else ""
             if tracer is None and not isinstance(first, Uncuttable):
-                flex = "FlexAttention" in line
-                why = f"{FLEX}; {MASKED}" if flex else f"{LOOKS} ({line.rstrip('.')}); {VALUES}"
+                flex, looks = "FlexAttention" in line, NUMPY if "to numpy" in line else LOOKS
+                why = f"{FLEX}; {MASKED}" if flex else f"{looks} ({line.rstrip('.')}); {VALUES}"
                 text = f"the forward of {name} cannot be planned{inner}{at}: {why}"
                 raise RequestError((Problem("model", text),)) from first
             cuttable = not isinstance(first, Uncuttable)

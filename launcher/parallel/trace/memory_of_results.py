@@ -155,7 +155,7 @@ LARGE = 2**24
 
 def _leads_to_tensors(value: Any) -> bool:
     """Return true if ``value`` leads to a tensor that needs a gradient, or to a module."""
-    stack, seen = [value], set()
+    stack, seen = [value], set[int]()
     while stack and len(seen) < MOST:
         each = stack.pop()
         if (

@@ -43,14 +43,14 @@ def unfit(skeleton: ModelStructure) -> Iterator[Problem]:
         kept = [p for p in skeleton.params if p.name in names]
         if len(kept) > 1 and any(p.trainable for p in kept):
             together = listed([p.name for p in kept])
-            text = f"{together} share memory, but on separate ranks each would have its own copy"
+            text = f"{together} share memory, but ranks and checkpoints keep each in memory of its own"
             way_out = "keep one tensor, under one name or several, and create views of it in the forward"
             yield Problem(KEY, f"{text}; {way_out}")
 
     for hook in skeleton.traits.for_all:
         text = (
-            f"the constructor calls {hook}, which registers hooks for all modules of "
-            "torch again each time the constructor runs"
+            f"the constructor calls {hook}, which registers a hook for all modules of "
+            "the process: it would also run in the copies of the model that the launcher makes"
         )
         yield Problem(KEY, f"{text}; register hooks on the modules of the model")
 

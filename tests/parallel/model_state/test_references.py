@@ -27,7 +27,7 @@ def net(name: str, layout: str, settings: dict[str, Any]) -> Job:
 
 
 ITSELF = (
-    "holds the parameter middle.lin.weight, but sharding replaces that tensor with another one; read the parameter "
+    "holds the parameter middle.lin.weight, but the launcher replaces that tensor with another one; read the parameter "
     "from its module each time instead"
 )
 HIDDEN = (
@@ -51,8 +51,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "Prior",
         {},
         (
-            "model: middle.prior keeps tensors in a Normal, which the launcher cannot "
-            "move to a device; make each a buffer with register_buffer"
+            "model: middle.prior keeps tensors in a Normal, which the launcher can "
+            "neither fill with values nor move to a device; make each a buffer with register_buffer"
         ),
     ),
     (
@@ -83,8 +83,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "Twice",
         {},
         (
-            "model: middle.p, middle.q share memory, but on separate ranks each would have its own copy; keep one "
-            "tensor, under one name or several, and "
+            "model: middle.p, middle.q share memory, but ranks and checkpoints keep each in memory of its own; "
+            "keep one tensor, under one name or several, and "
             "create views of it in the forward"
         ),
     ),
@@ -92,8 +92,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "Follows",
         {},
         (
-            "model: middle.lin.weight, middle.same share memory, but on separate ranks each would have its own copy; "
-            "keep one tensor, under one name or "
+            "model: middle.lin.weight, middle.same share memory, but ranks and checkpoints keep each in memory "
+            "of its own; keep one tensor, under one name or "
             "several, and create views of it in the forward"
         ),
     ),

@@ -87,7 +87,7 @@ def test_hooks_for_all_modules_are_refused_and_taken_off():
         plan_job(job)
     assert str(refused.value) == (
         "model: the constructor calls register_module_forward_hook, which registers "
-        "hooks for all modules of torch again each time the constructor runs; "
+        "a hook for all modules of the process: it would also run in the copies of the model that the launcher makes; "
         "register hooks on the modules of the model"
     )
     x = torch.ones(1)
