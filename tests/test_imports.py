@@ -79,7 +79,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optim": RECIPE_PARTS,
     "objective": RECIPE_PARTS,
     "request files": {"errors", "schema", "plan", "facts", "checkpoint", "untrusted"},
-    "planner": {"request files", "plan", "parallel", "models", "data", "optim", "objective"} | RECIPE_PARTS,
+    "planner": {"request files", "untrusted", "plan", "parallel", "models", "data", "optim", "objective"}
+    | RECIPE_PARTS,
     "steps": {"plan", "checkpoint", "parallel", "runtime", "models", "data", "optim", "objective", "planner"}
     | RECIPE_PARTS,
     "testing": {"parallel"},
