@@ -71,10 +71,8 @@ def check(path: Path) -> None:
 def _tried(path: str, *_: int) -> str:
     try:
         return in_child(try_out, path, module=__name__, seconds=SECONDS, nbytes=ROOM)
-    except LimitExceeded as error:
-        return f"short texts take {error}"
-    except ChildFailed as error:
-        return str(error)
+    except (LimitExceeded, ChildFailed) as error:
+        return f"on short texts {error}"
 
 
 def try_out(path: str) -> str:

@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 class LimitExceeded(Exception):
-    """The child was ended. The text is the limit that it exceeded."""
+    """The child was ended. The text, a clause, says which limit it exceeded."""
 
 
 class ChildFailed(Exception):
@@ -42,7 +42,7 @@ def in_child(do: Callable[[T], R], task: T, *, module: str, seconds: int, nbytes
     child = Interpreter(partial(_answer, do, task, seconds, nbytes), module, ENVIRON)
     try:
         if not child.connection.poll(seconds * PATIENCE):
-            raise LimitExceeded(f"more than {seconds} s")
+            raise LimitExceeded(f"it takes more than {seconds} s")
         answer, error = child.connection.recv()
     except (EOFError, ConnectionError) as ended:
         raise LimitExceeded(_limit(child.ended(), seconds, nbytes)) from ended
@@ -60,6 +60,7 @@ def _answer(do: Callable[[T], R], task: T, seconds: int, nbytes: int, connection
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit_processor_time(seconds)
     limit_memory(nbytes)
+    message: tuple[R | None, str]
     try:
         message = do(task), ""
     except MemoryError:
@@ -72,5 +73,7 @@ def _answer(do: Callable[[T], R], task: T, seconds: int, nbytes: int, connection
 def _limit(ended: str, seconds: int, nbytes: int) -> str:
     """Returns the limit that a child has exceeded, which ``ended`` as its parent says."""
     if signal.SIGXCPU.name in ended:
-        return f"more than {seconds} s"
-    return f"more than {nbytes >> 20} MiB" if signal.SIGABRT.name in ended else f"its process {ended}"
+        return f"it takes more than {seconds} s"
+    return (
+        f"it takes more than {nbytes >> 20} MiB" if signal.SIGABRT.name in ended else f"its process {ended}"
+    )

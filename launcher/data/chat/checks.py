@@ -92,7 +92,7 @@ def _in_child(settings: Chat, _: object) -> Examined:
     try:
         return in_child(examine, settings, module=__name__, seconds=SECONDS, nbytes=MEMORY)
     except (LimitExceeded, ChildFailed) as error:
-        return [Problem("data.tokenizer_file", f"{settings.tokenizer_file}: the first rows take {error}")], ""
+        return [Problem("data.tokenizer_file", f"{settings.tokenizer_file}: on the first rows {error}")], ""
 
 
 def examine(settings: Chat) -> Examined:

@@ -307,7 +307,8 @@ def _sizes(column: Any) -> NDArray[np.int64]:
         sizes = np.frombuffer(first, np.int32)[::4][here].astype(np.int64)
     else:
         width = np.int64 if pa.types.is_large_string(column.type) else np.int32
-        sizes = np.diff(np.frombuffer(first, width)[here.start : here.stop + 1].astype(np.int64))
+        ends = np.frombuffer(first, width)[here.start : here.stop + 1].astype(np.int64)
+        sizes = ends[1:] - ends[:-1]
     if valid is not None:
         sizes *= np.unpackbits(np.frombuffer(valid, np.uint8), bitorder="little")[here]
     return sizes

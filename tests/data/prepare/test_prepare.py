@@ -317,10 +317,10 @@ def test_an_arrow_stream_without_its_end_is_cut_short(tmp_path):
 
 
 def test_a_process_that_is_killed_ends_it_and_is_said(tmp_path, monkeypatch):
-    file, src = tokenizer(tmp_path), jsonl(tmp_path / "a.jsonl", documents(3000))
+    src = jsonl(tmp_path / "a.jsonl", documents(3000))
     monkeypatch.setattr("launcher.workers.CODE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(RunError) as error:
-        prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer_file=str(file), workers=1)
+        prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer="bytes", workers=1)
     text = "a process that encodes was killed; the system kills processes when memory runs out"
     assert str(error.value) == text
     assert not Path(tmp_path / "out").exists()
