@@ -300,4 +300,6 @@ class Interpreter:
         code = self._process.wait()
         if code == -signal.SIGKILL:
             return "was killed; the system kills processes when memory runs out"
+        if code == -signal.SIGABRT:
+            return "was ended by SIGABRT, as native code is that gets no more memory"
         return f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"

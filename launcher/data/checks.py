@@ -34,7 +34,7 @@ def check(settings: Data) -> list[Problem]:
         case Chat():
             from launcher.data.chat.checks import check_chat
 
-            return list(check_chat(settings))
+            return check_chat(settings)
         case _:
             return []
 

@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from launcher.data import bounded_tokenizer
+from launcher.data.bounded_tokenizer import LONGEST, native_errors
 from launcher.untrusted.files import read_bytes
 from launcher.untrusted.hub import download_hint
 
 TOKENIZER = "tokenizer.json"
 """The name of a tokenizer's file in Hugging Face folders."""
 LINES = 4096
-LONGEST = 64 << 20  # bytes of a tokenizer file; the file of Gemma 3, with 262 000 tokens, has half as many
 
 
 def encode_bytes(text: str) -> list[int]:
@@ -32,28 +33,42 @@ def inside(path: Path) -> Path | None:
     return path / TOKENIZER if (path / TOKENIZER).is_file() else None
 
 
-def load(path: Path) -> Tokenizer:
-    """Loads a ``tokenizer.json``. Raises ``ValueError``, naming the file, if it is not a tokenizer."""
+def load(path: Path, *, tried: bool = False) -> Tokenizer:
+    """Loads a ``tokenizer.json``. Raises ``ValueError``, naming the file, if it is not a tokenizer.
+
+    It is tried in a child process first, unless this was done before (``tried``).
+    """
     try:
-        tokenizer = Tokenizer.from_buffer(read_bytes(path, LONGEST))
+        data = read_bytes(path, LONGEST)
+        if not tried:
+            bounded_tokenizer.check(path)
+        tokenizer = Tokenizer.from_buffer(data)
     except OSError as error:
         if own := inside(path):
             raise ValueError(f"{path}: this is a folder; give the file {own}") from error
         text = f"{path}: not a tokenizer: {error.strerror}{download_hint(path, 'model')}"
         raise ValueError(text) from error
-    except Exception as error:  # tokenizers raises no narrower type
+    except bounded_tokenizer.Unusable:
+        raise
+    except BaseException as error:  # tokenizers raises no narrower type
+        if not bounded_tokenizer.is_native(error):
+            raise
         raise ValueError(f"{path}: not a tokenizer: {error}") from error
     if not tokenizer.get_vocab_size():
         raise ValueError(f"{path}: not a tokenizer: it has no tokens")
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:
-    """Encodes line by line, so that memory stays bounded and no token spans two lines."""
+def encode(tokenizer: Tokenizer, text: str, file: object = TOKENIZER) -> NDArray[np.int32]:
+    """Encodes line by line, so that memory stays bounded and no token spans two lines.
+
+    Raises ``TokenizerError``, which names ``file``, if the tokenizer library fails.
+    """
     lines = text.splitlines(keepends=True)
     parts = [np.zeros(0, np.int32)]
     for at in range(0, len(lines), LINES):
-        rows = tokenizer.encode_batch_fast(lines[at : at + LINES], add_special_tokens=False)
+        with native_errors(file):
+            rows = tokenizer.encode_batch_fast(lines[at : at + LINES], add_special_tokens=False)
         parts.append(np.fromiter((i for row in rows for i in row.ids), np.int32))
     return np.concatenate(parts)
 
@@ -66,5 +81,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[int]:
     return [len(str(tokenizer.id_to_token(i))) for i in range(tokenizer.get_vocab_size())]
 
 
-def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+def decode(tokenizer: Tokenizer, ids: Sequence[int], file: object = TOKENIZER) -> str:
+    """Decodes tokens. Raises ``TokenizerError`` as ``encode`` does."""
+    with native_errors(file):
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False))

@@ -9,7 +9,7 @@ from launcher.data import text_files, text_tokenizer, train_byte_pairs
 from launcher.data.prepare import text_cache
 from launcher.data.prepare.text_cache import TextTokens
 from launcher.data.source import Dataset, entropy
-from launcher.data.text_tokenizer import decode_bytes, encode_bytes
+from launcher.data.text_tokenizer import TOKENIZER, decode_bytes, encode_bytes
 from launcher.data.tokens.windows import Windows
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.data import Text
@@ -47,11 +47,13 @@ def _learned(settings: Text) -> Dataset:
         text = f"{source}: {len(train.tokens)} tokens to train on are too few: {window}"
         raise RequestError((Problem("data.path", text, "data.tokenizer=bytes data.vocab_size=256"),))
 
+    file = _name(settings)
+
     def encode(text: str) -> list[int]:
-        return [int(i) for i in text_tokenizer.encode(tokenizer, text)]
+        return [int(i) for i in text_tokenizer.encode(tokenizer, text, file)]
 
     sizes = text_tokenizer.token_bytes(tokenizer) if settings.tokenizer_file is None else None
-    decode = partial(text_tokenizer.decode, tokenizer)
+    decode = partial(text_tokenizer.decode, tokenizer, file=file)
     return Dataset(train, val, entropy(val), encode=encode, decode=decode, token_bytes=sizes)
 
 
@@ -62,4 +64,10 @@ def _tokens(settings: Text) -> TextTokens:
         tokenizer = train_byte_pairs.train(parts[0], settings.vocab_size)
     else:
         tokenizer = text_tokenizer.load(Path(settings.tokenizer_file))
-    return TextTokens(tokenizer, *(text_tokenizer.encode(tokenizer, part) for part in parts))
+    file = _name(settings)
+    return TextTokens(tokenizer, *(text_tokenizer.encode(tokenizer, part, file) for part in parts))
+
+
+def _name(settings: Text) -> str:
+    """Returns what errors call the tokenizer."""
+    return settings.tokenizer_file or TOKENIZER

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,15 +32,59 @@ def bounded(seconds: float, nbytes: int) -> Iterator[None]:
     Raises ``TooLong`` or ``MemoryError``. Time is limited in the main thread only, and only between Python
     operations: a single operation that takes too long must be refused by other means.
     """
+    with limited_memory(nbytes), _alarm(seconds):
+        yield
+
+
+@contextmanager
+def limited_memory(nbytes: int) -> Iterator[None]:
+    """Limits the block to ``nbytes`` of memory beyond what the process has now. Raises ``MemoryError``."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit_memory(nbytes)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def limit_memory(nbytes: int) -> None:
+    """Limits this process to ``nbytes`` of memory beyond what it has now; a lower limit stays."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = _address_space() + nbytes
     if soft == resource.RLIM_INFINITY or most < soft:
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+<<<<<<< HEAD
     try:
         with _alarm(lambda: "more time", seconds):
             yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+=======
+
+
+def limit_processor_time(seconds: int) -> None:
+    """Lets ``SIGXCPU`` end this process after ``seconds`` more of processor time.
+
+    Unlike elapsed time, this does not depend on what else the machine does.
+    """
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + seconds, hard))
+
+
+def silence_native_code() -> None:
+    """Drops what native code writes to standard error, such as the message of a panic and its backtrace.
+
+    Python still writes there. For child processes only: it is never undone.
+    """
+    sys.stderr = os.fdopen(os.dup(_STDERR), "w", buffering=1, errors="backslashreplace")
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, _STDERR)
+    os.close(null)
+
+
+_STDERR = 2
+>>>>>>> bounds
 
 
 @contextmanager

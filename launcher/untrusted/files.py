@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import reprlib
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -104,6 +106,22 @@ def read_json(path: str | os.PathLike[str], most: int = LONGEST_TEXT, *, unique:
     return parsed(read_text(path, most), unique=unique)
 
 
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Pauses Python's garbage collector in a block that makes many values without cycles.
+
+    It would search all of them, and every module, again and again: reading 200,000 names took twice as long.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@without_collection()
 def parsed(text: str | bytes, *, unique: bool = False, finite: bool = False) -> Any:
     """Parses JSON.
 

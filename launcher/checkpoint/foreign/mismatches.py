@@ -17,6 +17,7 @@ from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.safetensors import described
 from launcher.errors import Problem, printable
 from launcher.plan.values.tensor_spec import TensorSpec
+from launcher.untrusted.files import without_collection
 
 SHOWN = 6
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -97,6 +98,7 @@ class _Attempt:
         return f"{self.key}.names.{name}" if isinstance(self.names, Mapping) else f"{self.key}.names"
 
 
+@without_collection()
 def problems(
     key: str,
     src: object,
@@ -143,10 +145,14 @@ def _unmatched(attempt: _Attempt) -> Iterator[Problem]:
 
 
 def _unknown(attempt: _Attempt) -> Iterator[Problem]:
-    rows: dict[str, list[str]] = {}
+    unknown: dict[str, list[str]] = {}
+    named, of_row = attempt.target.named, attempt.new.rows
     for old, name in attempt.new.names.items():
-        if name not in attempt.target.named:
-            rows.setdefault(attempt.row(attempt.new.rows[old]), []).append(name)
+        if name not in named:
+            unknown.setdefault(of_row[old], []).append(name)
+    rows: dict[str, list[str]] = {}
+    for row, names in unknown.items():
+        rows.setdefault(attempt.row(row), []).extend(names)
 
     for row, names in rows.items():
         text = f"{attempt.src}: the model has no place for {few(names)}"

@@ -35,6 +35,8 @@ class Renamed:
     @property
     def doubled(self) -> dict[str, tuple[str, ...]]:
         """The old names of each new name that several old names get."""
+        if len({*self.names.values()}) == len(self.names):
+            return {}
         olds: dict[str, list[str]] = {}
         for old, new in self.names.items():
             olds.setdefault(new, []).append(old)

@@ -30,7 +30,7 @@ from launcher.optional import mindspore
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.untrusted.files import irregular, stands
+from launcher.untrusted.files import irregular, stands, without_collection
 from launcher.untrusted.hub import download_hint
 
 ForeignForm = Literal["hf", "mindspore", "dcp"]
@@ -114,6 +114,7 @@ def outline(path: Path, strategy: Path | None = None) -> dict[str, TensorSpec]:
 
 
 @lru_cache(maxsize=2)
+@without_collection()
 def _outline(path: Path, strategy: Path | None, files: tuple[FileState, ...]) -> Mapping[str, TensorSpec]:
     if strategy is None and form_of(path) == "hf":
         return read_hf(path).specs  # ``foreign`` would also make a layout, and map the files

@@ -7,7 +7,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from launcher.checkpoint.tensorfile.disk import WriteBehind, named_errors, now, 
 from launcher.checkpoint.tensorfile.encryption import EncryptedFile, Encryptor, is_sealed, sealed_size
 from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.untrusted.files import DIMS, LONGEST_TEXT, brief, opened, parsed
+from launcher.untrusted.files import DIMS, LONGEST_TEXT, brief, opened, parsed, without_collection
 
 Bytes = bytes | bytearray | memoryview | npt.NDArray[Any]
 
@@ -176,6 +176,7 @@ def _read(path: Path, file: BinaryIO, size: int, sealed: EncryptedFile | None) -
         raise ValueError(f"{path}: {error}") from error
 
 
+@without_collection()
 def _parse(text: bytes, head: bytes, size: int) -> Header:
     rows = _parsed_header(text)
     metadata = rows.pop(METADATA, {})
@@ -184,8 +185,9 @@ def _parse(text: bytes, head: bytes, size: int) -> Header:
 
     # the tensors must follow each other without a gap up to the end of the file
     base = len(head) + len(text)
-    slots = {name: _slot(name, row, base) for name, row in rows.items()}
+    slots = {name: _slot(name, rows.pop(name), base) for name in [*rows]}  # each frees its row
     entries = dict(sorted(slots.items(), key=lambda item: (item[1].start, item[1].stop)))
+    del slots
     end = base
     for name, slot in entries.items():
         if slot.start != end:
@@ -216,11 +218,16 @@ def _slot(name: str, row: Any, base: int) -> ByteRange:
         raise ValueError(f"tensor {name} has dtype {dtype}; supported: {', '.join(DTYPES)}")
     if not _naturals(row["shape"]) or not _naturals(row["data_offsets"]) or len(row["data_offsets"]) != 2:
         raise ValueError(f"tensor {name} has shape {brief(row['shape'])} at {brief(row['data_offsets'])}")
-    spec = TensorSpec(tuple(row["shape"]), DTYPES[row["dtype"]])
+    spec = _spec(tuple(row["shape"]), DTYPES[row["dtype"]])
     start, stop = row["data_offsets"]
     if stop - start != spec.nbytes:
         raise ValueError(f"tensor {name} takes {stop - start} bytes, {described(spec)} needs {spec.nbytes}")
     return ByteRange(spec, base + start, base + stop)
+
+
+@lru_cache(maxsize=1024)  # a file has few different ones, for any number of names
+def _spec(shape: tuple[int, ...], dtype: str) -> TensorSpec:
+    return TensorSpec(shape, dtype)
 
 
 def _naturals(value: Any) -> bool:

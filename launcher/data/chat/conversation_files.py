@@ -85,13 +85,16 @@ class DataRow:
     """A line of a file, or a row of a table as a mapping of its columns.
 
     ``place`` is FILE:LINE, or FILE: row NUMBER for a table. ``file`` is the index of its file. ``offset`` is
-    the number of unpacked bytes up to the end of this line; it is 0 for a table.
+    the number of unpacked bytes up to the end of this line; it is 0 for a table. ``nbytes`` is the size
+    of the row: that of the line, or about that of the texts of the table's row. A table's row of more than
+    ``LONGEST`` has no data.
     """
 
     place: str
     data: bytes | Mapping[str, Any]
     file: int = 0
     offset: int = 0
+    nbytes: int = 0
 
 
 def files(paths: Paths | None) -> list[CorpusFile]:
@@ -129,7 +132,10 @@ def read_rows(settings: Chat, paths: Paths | None) -> Iterator[DataRow]:
         if file.form != "jsonl":
             for number, record in enumerate(records(file, _columns(file)), 1):
                 record_values = {name: value for name, value in record.items() if value is not None}
-                yield DataRow(f"{file.path}: row {number}", record_values, which)
+                size = _size(record_values)
+                if size > LONGEST:
+                    record_values = {}
+                yield DataRow(f"{file.path}: row {number}", record_values, which, nbytes=size)
             continue
         try:
             with unpacked(file) as stream:
@@ -137,13 +143,29 @@ def read_rows(settings: Chat, paths: Paths | None) -> Iterator[DataRow]:
                 for number, line in enumerate(iter(lambda: stream.readline(LONGEST + 1), b""), 1):
                     offset += len(line)
                     if line.strip():
-                        yield DataRow(f"{file.path}:{number}", line, which, offset)
+                        yield DataRow(f"{file.path}:{number}", line, which, offset, len(line))
         except packing_errors() as error:
             raise BadFile(f"{file.path}: cannot be unpacked: {error}") from error
 
 
+def _size(value: Any) -> int:
+    """Returns about the number of bytes of a table's value, as the number of its characters and entries."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(len(name) + _size(entry) for name, entry in value.items())
+    return 1 + sum(map(_size, value)) if isinstance(value, list) else 1
+
+
+def conversation_of(row: DataRow) -> Conversation:
+    """Parses the data of a row. Raises ``BadRow``."""
+    if row.nbytes > LONGEST:
+        raise BadRow(f"the row has more than {LONGEST >> 20} MB")
+    return conversation(row.data)
+
+
 def conversation(data: bytes | Mapping[str, Any]) -> Conversation:
-    """Parses ``DataRow.data``. Raises ``BadRow``."""
+    """Parses a line of JSON, or a row as a mapping. Raises ``BadRow``."""
     row = _object(data) if isinstance(data, bytes) else data
     tools = row.get(TOOLS) or None
     if tools is not None and not isinstance(tools, list):
@@ -165,8 +187,6 @@ def conversation(data: bytes | Mapping[str, Any]) -> Conversation:
 
 def _object(line: bytes) -> Mapping[str, Any]:
     """Parses a line of JSON. Raises ``BadRow`` if it is not an object."""
-    if len(line) > LONGEST:
-        raise BadRow(f"the row has more than {LONGEST >> 20} MB")
     try:
         row = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

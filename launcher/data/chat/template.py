@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, processors
 
 from launcher.data import text_tokenizer
+from launcher.data.bounded_tokenizer import native_errors
 from launcher.data.chat.conversation_files import ASSISTANT, BadRow, Conversation, Message
 from launcher.job.schema.data import Chat
 from launcher.untrusted.bounded import TooLong, bounded
@@ -30,6 +33,8 @@ SECONDS, ROOM = 2.0, 128 << 20
 
 Real templates use milliseconds and kilobytes.
 """
+TOTAL = 10.0
+"""The time in seconds that a template may use for all conversations that a plan checks."""
 LARGEST_NUMBER = 1000
 START, END = "\ufdd0", "\ufdd1"
 """Code points that mark the start and end of generated text during rendering; no text contains them."""
@@ -79,6 +84,13 @@ def _beyond(error: BaseException) -> str:
     return "nested too deeply"
 
 
+class TemplateLimit(BadRow):
+    """Raised if the template exceeds a limit. This is no fault of the row."""
+
+
+TOO_SLOW = f"the template is too slow: more than {TOTAL:g} s for the first conversations"
+
+
 class ChatTemplate:
     """A chat template. ``special`` has the texts of special tokens by name, such as ``bos_token``.
 
@@ -89,6 +101,11 @@ class ChatTemplate:
     def __init__(self, source: str, special: dict[str, str]) -> None:
         self.source, self._special = source, special
         self._endless = ""
+        self._left = math.inf
+
+    def limit_total(self, seconds: float) -> None:
+        """Limits the time of all renderings together, from now on."""
+        self._left = seconds
 
     @cached_property
     def _compiled(self) -> tuple[Template, _Generation]:
@@ -174,12 +191,16 @@ class ChatTemplate:
         marks: bool = False,
     ) -> str:
         """Renders ``messages`` with the tools of ``conversation``. Raises ``BadRow``."""
-        if self._endless:
-            raise BadRow(self._endless)
         template, generation = self._compiled
         generation.marks = marks
+        seconds = min(SECONDS, self._left)
+        if seconds <= 0:
+            self._endless = self._endless or TOO_SLOW
+        if self._endless:
+            raise TemplateLimit(self._endless)
+        start = time.monotonic()
         try:
-            with bounded(SECONDS, ROOM):
+            with bounded(seconds, ROOM):
                 return template.render(
                     messages=messages,
                     add_generation_prompt=prompt,
@@ -188,10 +209,14 @@ class ChatTemplate:
                     **self._special,
                 )
         except (RecursionError, MemoryError, TooLong) as error:
-            self._endless = f"the template does not end: {_beyond(error)}"  # later conversations fail at once
-            raise BadRow(self._endless) from error
+            # later conversations fail at once
+            slow = isinstance(error, TooLong) and seconds < SECONDS
+            self._endless = TOO_SLOW if slow else f"the template does not end: {_beyond(error)}"
+            raise TemplateLimit(self._endless) from error
         except Exception as error:  # a template's code can raise anything
             raise BadRow(f"the template raises an error: {error or type(error).__name__}") from error
+        finally:
+            self._left -= time.monotonic() - start
 
 
 def _unmarked(text: str) -> tuple[str, list[Span]]:
@@ -245,13 +270,14 @@ class ChatTokenizer:
     """A tokenizer with its chat template.
 
     ``tokenizer`` is ``None`` for bytes. ``size`` is the size of the vocabulary. ``end`` is the token that
-    ends a completion, if it is known.
+    ends a completion, if it is known. ``file`` is what errors call the tokenizer.
     """
 
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
     size: int
     end: int | None
+    file: str = text_tokenizer.TOKENIZER
 
     def labeled(self, conversation: Conversation) -> Labeled:
         """Encodes a conversation. A token belongs to the role of its first character. Raises ``BadRow``."""
@@ -284,8 +310,7 @@ class ChatTokenizer:
         if self.tokenizer is None:
             plain = bytes(i for i in ids.tolist() if i < BYTES_END).decode(errors="replace")
             return plain + "<end>" * (BYTES_END in ids)
-        text: str = self.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
-        return text
+        return text_tokenizer.decode(self.tokenizer, ids.tolist(), self.file)
 
     def _completed(self, conversation: Conversation) -> Labeled:
         """Encodes a prompt and its completion separately, as inference does."""
@@ -304,7 +329,8 @@ class ChatTokenizer:
         if self.tokenizer is None:
             widths = [len(c.encode()) for c in text]
             return data.astype(np.int64), np.repeat(np.arange(len(text)), widths)
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        with native_errors(self.file):
+            encoding = self.tokenizer.encode(text, add_special_tokens=False)
         starts = [a if b > a else -1 for a, b in encoding.offsets]
         return np.array(encoding.ids, np.int64), np.array(starts, np.int64)
 
@@ -315,14 +341,17 @@ def _runs(counted: NDArray[np.bool_]) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
 
 
-def chat_tokenizer(settings: Chat) -> ChatTokenizer:
-    """Loads the tokenizer and its template. Raises ``ValueError`` if one is invalid, and ``OSError``."""
+def chat_tokenizer(settings: Chat, *, tried: bool = False) -> ChatTokenizer:
+    """Loads the tokenizer and its template. Raises ``ValueError`` if one is invalid, and ``OSError``.
+
+    ``tried``: another process has tried the tokenizer.
+    """
     if settings.tokenizer_file is None:
         plain = ChatTemplate(_template(settings, {}, CHATML), {})
         plain.compile()
         return ChatTokenizer(None, plain, BYTES_END + 1, BYTES_END)
     path = Path(settings.tokenizer_file)
-    tokenizer = _without_truncation(text_tokenizer.load(path))
+    tokenizer = _without_truncation(text_tokenizer.load(path, tried=tried))
     config = _config(path)
     special = _special(config | _older(path, config))
     source = _template(settings, config, _beside(path))
@@ -332,7 +361,8 @@ def chat_tokenizer(settings: Chat) -> ChatTokenizer:
         template.compile()
     size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
     eos = special.get("eos_token")
-    return ChatTokenizer(tokenizer, template, size, None if eos is None else tokenizer.token_to_id(eos))
+    end = None if eos is None else tokenizer.token_to_id(eos)
+    return ChatTokenizer(tokenizer, template, size, end, str(path))
 
 
 def _without_truncation(tokenizer: Tokenizer) -> Tokenizer:

@@ -16,18 +16,19 @@ import tokenizers
 import xxhash
 from numpy.typing import NDArray
 
-from launcher.data.chat.conversation_files import BadRow, DataRow, conversation, files, read_rows
+from launcher.data.chat.conversation_files import BadRow, DataRow, conversation_of, files, read_rows
 from launcher.data.chat.template import (
     CONFIG,
     SPECIAL_TOKENS,
     TEMPLATE,
     ChatTokenizer,
     Labeled,
+    TemplateLimit,
     chat_tokenizer,
 )
 from launcher.data.file_kinds import BadFile
 from launcher.data.prepare import lock, shards
-from launcher.data.prepare.child_processes import cores, encoders
+from launcher.data.prepare.child_processes import confine, cores, encoders
 from launcher.data.prepare.corpus_digest import content_digest
 from launcher.data.prepare.documents import Position
 from launcher.data.prepare.prepare import writing
@@ -96,7 +97,7 @@ def labeled(
     room = settings.seq_len + 1
     for row in some:
         try:
-            ids, counted = by.labeled(conversation(row.data))
+            ids, counted = by.labeled(conversation_of(row))
             if len(ids) > room:
                 if settings.too_long == "error":
                     text = f"{len(ids)} tokens, but data.seq_len={settings.seq_len} has room for {room}"
@@ -109,6 +110,8 @@ def labeled(
             if not counted[1:].any():
                 raise BadRow("it has no assistant tokens to train on")
         except BadRow as error:
+            if isinstance(error, TemplateLimit):
+                raise BadFile(f"{row.place}: {error}") from error
             if settings.on_bad == "error":
                 raise BadFile(f"{row.place}: {error}; {SKIP}") from error
             counts.bad += 1
@@ -173,7 +176,9 @@ def labeled_rows(settings: Chat, rows: tuple[DataRow, ...]) -> LabeledRows:
 
 @cache
 def _tokenizer(settings: Chat) -> ChatTokenizer:
-    return chat_tokenizer(settings)
+    made = chat_tokenizer(settings, tried=True)
+    confine()
+    return made
 
 
 def tasks(rows: Iterable[DataRow]) -> Iterator[tuple[DataRow, ...]]:
@@ -182,7 +187,7 @@ def tasks(rows: Iterable[DataRow]) -> Iterator[tuple[DataRow, ...]]:
     size = 0
     for row in rows:
         some.append(row)
-        size += len(row.data) if isinstance(row.data, bytes) else 0
+        size += row.nbytes
         if len(some) == ROWS or size >= BYTES:
             yield tuple(some)
             some, size = [], 0
@@ -238,7 +243,7 @@ def _make(settings: Chat, folder: Path, speed: ProgressReporter) -> str:
     """Tokenizes every part into ``folder``; returns a summary for people."""
     summaries = []
     label = partial(labeled_rows, settings)
-    with encoders(cores()) as crew:
+    with encoders(cores(), settings.tokenizer_file) as crew:
         for part, field in PARTS.items():
             paths = getattr(settings, field)
             if part == "train" or paths is not None:

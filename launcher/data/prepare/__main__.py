@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 
 from launcher.console import say, tell
-from launcher.data.file_kinds import BadFile
 from launcher.data.prepare.prepare import prepare, problems
 from launcher.data.prepare.progress import ProgressReporter
 from launcher.errors import DONE, FAILED, INTERRUPTED, REFUSED, RequestError, RunError, refuse
@@ -37,7 +36,7 @@ def main(words: Sequence[str]) -> int:
     except RequestError as error:
         tell(render(error.problems, getattr(error, "origins", Origins()), typed(words)))
         return REFUSED
-    except (RunError, BadFile) as error:
+    except RunError as error:
         tell(f"error: {error}")
         return FAILED
     except KeyboardInterrupt:

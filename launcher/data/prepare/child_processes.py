@@ -17,6 +17,7 @@ from launcher.data import text_files, train_byte_pairs
 from launcher.data.prepare.documents import Bad, Kind, documents
 from launcher.data.prepare.encode import Encoder, Recipe
 from launcher.job.schema.data import Text
+from launcher.untrusted.bounded import limit_memory, silence_native_code
 from launcher.workers import Interpreter, Workers, workers
 
 
@@ -65,6 +66,8 @@ class Encoded:
 
 K = TypeVar("K")
 ENCODER = "a process that encodes"
+ROOM = 1 << 30
+"""Bytes of memory that a child may take to encode. A task has a few MB of text."""
 ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 """The environment of a child, which has one core."""
 
@@ -74,9 +77,22 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def encoders(count: int) -> AbstractContextManager[Workers]:
-    """Starts ``count`` child processes, which end with the block. Raises ``RunError`` if one ends earlier."""
-    return workers(count, partial(Interpreter, module=__name__, environ=ONE_THREAD), ENCODER)
+def encoders(count: int, tokenizer_file: str | None = None) -> AbstractContextManager[Workers]:
+    """Starts ``count`` child processes, which end with the block.
+
+    Raises ``RunError`` with ``tokenizer_file`` if one ends earlier.
+    """
+    description = ENCODER if tokenizer_file is None else f"{ENCODER} with {tokenizer_file}"
+    return workers(count, partial(Interpreter, module=__name__, environ=ONE_THREAD), description)
+
+
+def confine() -> None:
+    """Limits the memory of this child, and drops what a tokenizer's native code prints.
+
+    A tokenizer may turn a short text into gigabytes. The trial of its file does not show each such text.
+    """
+    silence_native_code()
+    limit_memory(ROOM)
 
 
 def train(crew: Workers, task: TrainTokenizer | TrainText) -> str:
@@ -97,7 +113,9 @@ def encode(
 @cache
 def _encoder(recipe: Recipe) -> Encoder:
     """Returns the encoder of this child, which all its tasks of one ``recipe`` share."""
-    return Encoder(recipe)
+    encoder = Encoder(recipe)
+    confine()
+    return encoder
 
 
 def _encoded(recipe: Recipe, task: Encode | EncodeLines) -> Encoded:

@@ -12,7 +12,8 @@ from typing import Any, BinaryIO, Literal
 
 from launcher.data.file_kinds import BadFile
 from launcher.data.prepare.corpus_formats import LINES, CorpusFile, packing_errors, unpacked
-from launcher.data.prepare.tables import column_values
+from launcher.data.prepare.tables import LONGEST as LONGEST_TEXT
+from launcher.data.prepare.tables import LongText, column_values
 
 BLOCK = 1 << 20  # bytes
 LONGEST_LINE = 8 << 20  # the most bytes of a line; it is decoded at once, to at most four bytes per character
@@ -281,6 +282,8 @@ _NAMES = {
 def _of_value(value: Any, prefix: str = "") -> str | _No:
     if isinstance(value, bytes):
         return _decoded(value, "text")
+    if isinstance(value, LongText):
+        return _No(f"{prefix}a text of {value.nbytes} bytes; at most {LONGEST_TEXT} are read")
     if not isinstance(value, str):
         return _No(f"{prefix}{_NAMES.get(type(value), 'null')}, not text")
     try:

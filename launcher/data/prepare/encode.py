@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from launcher.data import text_tokenizer
+from launcher.data.bounded_tokenizer import native_errors
 from launcher.data.prepare.documents import text_split_point
 
 PIECE = 1 << 20  # characters encoded at once
@@ -22,19 +23,24 @@ class Recipe:
 
     ``tokenizer`` is the content of a tokenizer.json, or ``None`` for bytes. ``end`` is the token that ends
     each document. ``cuts`` keeps the truncation and padding that the tokenizer.json sets, as ``data=text``
-    does for lines.
+    does for lines. ``file`` is what errors call the tokenizer.
     """
 
     tokenizer: str | None
     end: int
     cuts: bool = False
+    file: str = text_tokenizer.TOKENIZER
 
 
 class Encoder:
-    """Encodes documents of any length, about ``PIECE`` characters at a time."""
+    """Encodes documents of any length, about ``PIECE`` characters at a time.
+
+    Raises ``TokenizerError`` if the tokenizer library fails.
+    """
 
     def __init__(self, recipe: Recipe) -> None:
         self._end = np.array([recipe.end], np.uint32)
+        self._file = recipe.file
         self._tokenizer = None
         if recipe.tokenizer is not None:
             self._tokenizer = Tokenizer.from_str(recipe.tokenizer)
@@ -51,7 +57,7 @@ class Encoder:
     def lines(self, text: str) -> NDArray[np.uint32]:
         """Encodes a text line by line."""
         assert self._tokenizer is not None
-        return text_tokenizer.encode(self._tokenizer, text).astype(np.uint32)
+        return text_tokenizer.encode(self._tokenizer, text, self._file).astype(np.uint32)
 
     def _batch(self, batch: list[tuple[str, bool]], end: bool) -> NDArray[np.uint32]:
         """Encodes pieces; the flag of a piece says whether its text ends there."""
@@ -64,7 +70,9 @@ class Encoder:
         if self._tokenizer is None:
             yield from (np.frombuffer(piece.encode(), np.uint8).astype(np.uint32) for piece in pieces)
             return
-        for row in self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False):
+        with native_errors(self._file):
+            rows = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+        for row in rows:
             yield np.array(row.ids, np.uint32)
 
 

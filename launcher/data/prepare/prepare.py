@@ -32,6 +32,7 @@ from launcher.data.prepare.progress import Progress, ProgressReporter
 from launcher.data.prepare.tables import check_column, columns_of_text
 from launcher.data.prepare.train_tokenizer import corpus_vocabulary
 from launcher.data.prepare.vocabulary import NoEnd, Vocabulary, vocabulary
+from launcher.data.text_tokenizer import TOKENIZER
 from launcher.data.tokens.formats import TokenWriter
 from launcher.errors import Problem, RunError, error_text
 from launcher.job.schema.steps import Prepare
@@ -69,10 +70,16 @@ class PreparedTokens:
 def prepare(settings: Prepare, key: str, say: Say, speed: ProgressReporter) -> PreparedTokens:
     """Prepares the corpus, unless ``dst`` already has its tokens. The next start keeps complete files.
 
-    ``key`` is the key of ``settings``. Raises ``BadFile`` for a corpus that cannot be read, and ``RunError``
-    for all other errors.
+    ``key`` is the key of ``settings``. Raises ``RunError``, with the file if the corpus cannot be read.
     """
-    files = [corpus_file(path, settings.format) for path in named(settings.src, settings.format)]
+    try:
+        return _prepare(settings, key, say, speed)
+    except BadFile as error:
+        raise RunError(str(error)) from error
+
+
+def _prepare(settings: Prepare, key: str, say: Say, speed: ProgressReporter) -> PreparedTokens:
+    files = [_file(path, settings) for path in named(settings.src, settings.format)]
     corpus = TextCorpus.from_files(settings, files)
     dst, folder = Path(settings.dst), shards.working_folder(Path(settings.dst))
     with writing(folder), lock.locked(folder, say):
@@ -87,6 +94,13 @@ def prepare(settings: Prepare, key: str, say: Say, speed: ProgressReporter) -> P
             shards.remove_unused(folder)
             raise RunError(reason)
         return _make(corpus, key, folder, say, speed)
+
+
+def _file(path: Path, settings: Prepare) -> CorpusFile:
+    try:
+        return corpus_file(path, settings.format)
+    except BadFile as error:
+        raise BadFile(f"{path}: {error}") from error
 
 
 def occupied(dst: Path) -> str | None:
@@ -119,11 +133,13 @@ def _make(corpus: TextCorpus, key: str, folder: Path, say: Say, speed: ProgressR
     if done.shards:
         say(f"{settings.dst}: continues after {done.shards} complete files of tokens")
 
-    with encoders(settings.workers or cores()) as crew:
+    with encoders(settings.workers or cores(), settings.tokenizer_file) as crew:
         made = corpus_vocabulary(corpus, folder, crew)
         speed.begin(corpus.files, done)
         tasks = ((block, corpus.task(block)) for block in corpus.blocks(done.position))
-        encoded = encode(crew, Recipe(made.tokenizer, made.end), tasks)
+        encoded = encode(
+            crew, Recipe(made.tokenizer, made.end, file=settings.tokenizer_file or TOKENIZER), tasks
+        )
         while (more := _shard(corpus, key, folder, made, encoded, done, speed)) is not None:
             done = more
 

@@ -85,7 +85,7 @@ def opened(settings: Text) -> TextTokens | None:
     if not _complete(folder):
         return None
     train, val = (mapped(token_file(folder / name, dtype="uint16")) for name in (TRAIN, VAL))
-    return TextTokens(text_tokenizer.load(folder / shards.TOKENIZER), train, val)
+    return TextTokens(text_tokenizer.load(folder / shards.TOKENIZER, tried=True), train, val)
 
 
 def _folder(settings: Text) -> Path:
@@ -113,7 +113,7 @@ def _make(
     path = text_files.where(settings)
     say(f"data: tokenizing {path} once, into {final}")
     shards.empty(folder)
-    with encoders(cores()) as crew:
+    with encoders(cores(), settings.tokenizer_file) as crew:
         if settings.tokenizer_file is None:
             tokenizer = train(crew, TrainText(settings))
         else:
@@ -121,11 +121,12 @@ def _make(
         shards.write_text(folder / shards.TOKENIZER, tokenizer)
         size = 1 + max(Tokenizer.from_str(tokenizer).get_vocab(with_added_tokens=True).values())
 
+        recipe = Recipe(tokenizer, end=0, cuts=True, file=settings.tokenizer_file or shards.TOKENIZER)
         speed.begin([CorpusFile(path, "text", "", path.stat().st_size)], Progress())
         done = 0
         for name, part in zip((TRAIN, VAL), text_files.split(settings), strict=True):
             with TokenWriter(folder / name, size) as file:
-                for block, got in encode(crew, Recipe(tokenizer, end=0, cuts=True), _tasks(part)):
+                for block, got in encode(crew, recipe, _tasks(part)):
                     file.append(got.tokens)
                     done += block
                     speed(Progress(Position(0, done), nbytes=done, tokens=file.tokens))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.data import text_tokenizer
+from launcher.data import bounded_tokenizer
 from launcher.data.prepare import shards
 from launcher.data.prepare.child_processes import TrainTokenizer, train
 from launcher.data.prepare.corpus_digest import TextCorpus
@@ -22,7 +22,9 @@ def corpus_vocabulary(corpus: TextCorpus, folder: Path, crew: Workers) -> Vocabu
     file = folder / shards.TOKENIZER
     trained = None
     if corpus.settings.tokenizer == "bpe":
-        trained = read_text(file, text_tokenizer.LONGEST) if file.is_file() else train(crew, _sample(corpus))
+        trained = (
+            read_text(file, bounded_tokenizer.LONGEST) if file.is_file() else train(crew, _sample(corpus))
+        )
     made = vocabulary(corpus.settings, trained)
     if made.tokenizer is not None:
         shards.write_text(file, made.tokenizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import resource
 import signal
 import sys
@@ -10,9 +11,12 @@ import time
 
 import pytest
 
+from launcher.data.chat.checks import check_chat
 from launcher.data.chat.conversation_files import BadRow, Conversation
-from launcher.data.chat.template import ChatTemplate
+from launcher.data.chat.template import ChatTemplate, TemplateLimit
+from launcher.job.schema.data import Chat
 from launcher.untrusted.bounded import TooLong, bounded
+from tests.data.chat.chats import CHATML, messages
 
 SAID = Conversation(({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}), 1)
 LOOP = "{% for a in range(90000) %}"
@@ -97,3 +101,30 @@ def test_small_products_are_fine():
         ChatTemplate("{{ '-' * 20 }}{{ 2 ** 10 }}{{ 0.5 * 4 }}", {})._rendered(SAID, SAID.messages)
         == "-" * 20 + "10242.0"
     )
+
+
+def test_all_renderings_of_a_plan_have_a_total(monkeypatch):
+    monkeypatch.setattr("launcher.data.chat.template.SECONDS", 60.0)
+    template = ChatTemplate(LOOP + "{% endfor %}" + "{{ messages[0]['content'] }}", {})
+    template.limit_total(0.3)
+    began = time.monotonic()
+    said = None
+    while said is None and time.monotonic() - began < 30:
+        try:
+            template._rendered(SAID, SAID.messages)
+        except TemplateLimit as error:
+            said = str(error)
+    assert said == "the template is too slow: more than 10 s for the first conversations"
+
+
+@pytest.mark.parametrize("on_bad", ["error", "skip"])
+def test_a_slow_template_is_refused_at_plan_time(tmp_path, monkeypatch, on_bad):
+    monkeypatch.setattr("launcher.data.chat.checks.TOTAL", 0.0)
+    (tmp_path / "t.jinja").write_text(CHATML)
+    (tmp_path / "a.jsonl").write_text(json.dumps(messages()) + "\n")
+    settings = Chat(
+        name="chat", path=str(tmp_path / "a.jsonl"), template=str(tmp_path / "t.jinja"), seq_len=64, on_bad=on_bad
+    )
+    reason = "the template is too slow: more than 10 s for the first conversations"
+    text = f"data.template: {tmp_path}/t.jinja: {reason}: in {tmp_path}/a.jsonl:1"
+    assert [str(problem) for problem in check_chat(settings)] == [text]

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.data.file_kinds import BadFile
 from launcher.data.prepare.corpus_formats import corpus_file, unpacked
 from launcher.data.prepare.documents import Position
 from launcher.data.prepare.documents import blocks as blocks_of
@@ -236,7 +235,7 @@ def test_a_disk_that_is_full_is_said_and_what_is_whole_stays(tmp_path):
 def test_a_file_that_is_packed_wrongly_is_named(tmp_path):
     file, src = tokenizer(tmp_path), gzipped(jsonl(tmp_path / "a.jsonl", documents(3000)))
     src.write_bytes(src.read_bytes()[:-1000])
-    with pytest.raises(BadFile, match=r"a\.jsonl\.gz: cannot be unpacked: Compressed file ended before"):
+    with pytest.raises(RunError, match=r"a\.jsonl\.gz: cannot be unpacked: Compressed file ended before"):
         prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer_file=str(file), workers=1)
 
 
@@ -248,7 +247,9 @@ def test_a_zstandard_file_that_is_cut_short_is_named(tmp_path, settings):
     data = jsonl(tmp_path / "a.jsonl", documents(3000)).read_bytes()
     src = tmp_path / "a.jsonl.zst"
     src.write_bytes(zstandard.compress(data)[:-1000])
-    with pytest.raises(BadFile, match=r"a\.jsonl\.zst: cannot be unpacked: the file ends inside a Zstandard frame: it"):
+    with pytest.raises(
+        RunError, match=r"a\.jsonl\.zst: cannot be unpacked: the file ends inside a Zstandard frame: it"
+    ):
         prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer="bytes", workers=1, **settings)
 
 
@@ -311,15 +312,15 @@ def test_an_arrow_stream_without_its_end_is_cut_short(tmp_path):
         stream.write_table(table[1000:])
         stream.close()
     src.write_bytes(src.read_bytes()[:end])  # between two batches, where pyarrow notices nothing
-    with pytest.raises(BadFile, match=r"a\.arrow: the stream has no mark at its end: it is cut short; write it again"):
+    with pytest.raises(RunError, match=r"a\.arrow: the stream has no mark at its end: it is cut short; write it again"):
         prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer="bytes", workers=1)
 
 
 def test_a_process_that_is_killed_ends_it_and_is_said(tmp_path, monkeypatch):
-    file, src = tokenizer(tmp_path), jsonl(tmp_path / "a.jsonl", documents(3000))
+    src = jsonl(tmp_path / "a.jsonl", documents(3000))
     monkeypatch.setattr("launcher.workers.CODE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(RunError) as error:
-        prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer_file=str(file), workers=1)
+        prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer="bytes", workers=1)
     text = "a process that encodes was killed; the system kills processes when memory runs out"
     assert str(error.value) == text
     assert not Path(tmp_path / "out").exists()
