@@ -32,7 +32,7 @@ def bounded(seconds: float, nbytes: int) -> Iterator[None]:
     Raises ``TooLong`` or ``MemoryError``. Time is limited in the main thread only, and only between Python
     operations: a single operation that takes too long must be refused by other means.
     """
-    with limited_memory(nbytes), _alarm(seconds):
+    with limited_memory(nbytes), _alarm(lambda: "more time", seconds):
         yield
 
 
@@ -53,13 +53,6 @@ def limit_memory(nbytes: int) -> None:
     most = _address_space() + nbytes
     if soft == resource.RLIM_INFINITY or most < soft:
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
-<<<<<<< HEAD
-    try:
-        with _alarm(lambda: "more time", seconds):
-            yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-=======
 
 
 def limit_processor_time(seconds: int) -> None:
@@ -84,7 +77,6 @@ def silence_native_code() -> None:
 
 
 _STDERR = 2
->>>>>>> bounds
 
 
 @contextmanager
