@@ -74,8 +74,9 @@ class MemoryOfResults:
 
     def enter(self, arguments: tuple[Tensor, ...]) -> None:
         """Note that a module begins to run."""
-        passed = [t for t in arguments if t.requires_grad and not batched(t)]
-        self._arguments.append((passed, [_attributes(t) for t in passed]))
+        with torch._C.DisableTorchFunction():
+            passed = [t for t in arguments if t.requires_grad and not batched(t)]
+            self._arguments.append((passed, [_attributes(t) for t in passed]))
 
     def leave(self, name: str, output: Any) -> None:
         """Note that module ``name`` ends."""
@@ -103,12 +104,13 @@ class MemoryOfResults:
 
     def settle(self) -> None:
         """Compare, at the end of the forward."""
-        for p in self._pairs:
-            if self._versions(p.one, p.two) != p.versions and _overlap(p.one, p.two):
-                self.changed[p.module] = None
-            now = _attributes(p.one), _attributes(p.two)
-            if any(_other(a, b) for a, b in zip(now, p.attributes, strict=True)):
-                self.named[p.module] = None
+        with torch._C.DisableTorchFunction():  # a trace does not record what this reads
+            for p in self._pairs:
+                if self._versions(p.one, p.two) != p.versions and _overlap(p.one, p.two):
+                    self.changed[p.module] = None
+                now = _attributes(p.one), _attributes(p.two)
+                if any(_other(a, b) for a, b in zip(now, p.attributes, strict=True)):
+                    self.named[p.module] = None
 
     def _shared(self, one: Tensor, two: Tensor) -> bool:
         memory = self._effects.memory(one)
