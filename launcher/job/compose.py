@@ -18,6 +18,7 @@ from launcher.job import intended_value, recipe_trust, sweep_grid
 from launcher.job import overrides as override_words
 from launcher.job.config_folders import ConfigFiles
 from launcher.job.cures.paste import with_group_cures
+from launcher.job.cures.unknown_options import no_option
 from launcher.job.cures.validation_errors import explain, missing, shown
 from launcher.job.hydra_compose import COMPLETE, CONFIG, GROUP, Composed, hydrate
 from launcher.job.merge import CHOSEN, expansion, keys, plain, put, replaced, words_first
@@ -31,7 +32,6 @@ from launcher.job.schema.redact import text as redacted
 from launcher.job.schema.steps import named
 from launcher.job.stray_arguments import KnownNames, sift
 from launcher.job.targets import BASES, OURS, refusal
-from launcher.job.unknown_options import no_option
 from launcher.job.yaml_limits import Hostile
 
 _JOB = TypeAdapter(Job)  # unlike Job(...), it raises pydantic's error, which is explained here with origins

@@ -29,10 +29,10 @@ from omegaconf.errors import OmegaConfBaseException
 from launcher.errors import Problem
 from launcher.job.config_folders import ConfigFiles, short
 from launcher.job.cures.suggestions import choice
+from launcher.job.cures.unknown_options import no_option
 from launcher.job.merge import CHOSEN, RESOLVER, WordsOfFiles
 from launcher.job.overrides import LISTS, instead, quoted, written
 from launcher.job.schema.redact import text as redacted
-from launcher.job.unknown_options import no_option
 from launcher.job.yaml_limits import Hostile, check, load
 
 GROUP = "recipe"

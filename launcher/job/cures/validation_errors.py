@@ -17,6 +17,7 @@ from launcher.job import intended_value
 from launcher.job.config_folders import ConfigFiles
 from launcher.job.cures import other_programs, suggestions
 from launcher.job.cures.other_programs import NOT_NEGATED
+from launcher.job.cures.unknown_options import of_other_programs
 from launcher.job.origins import Origins
 from launcher.job.overrides import OPERATORS, nameable, paste, shell, written
 from launcher.job.schema import keys
@@ -26,7 +27,6 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.schema.python_errors import reason
 from launcher.job.schema.redact import HIDDEN, addresses, secret, values
-from launcher.job.unknown_options import of_other_programs
 
 KINDS = {
     "model": "model", "data": "data set", "loss": "loss", "optim": "optimizer", "schedule": "schedule",
