@@ -74,6 +74,6 @@ def _limit(ended: str, seconds: int, nbytes: int) -> str:
     """Returns the limit that a child has exceeded, which ``ended`` as its parent says."""
     if signal.SIGXCPU.name in ended:
         return f"it takes more than {seconds} s"
-    return (
-        f"it takes more than {nbytes >> 20} MiB" if signal.SIGABRT.name in ended else f"its process {ended}"
-    )
+    if signal.SIGABRT.name in ended:
+        return f"it takes more than {nbytes >> 20} MiB"
+    return f"its process {ended}"

@@ -39,7 +39,7 @@ FROZEN = "request.yaml"
 
 
 class Trust:
-    """What the untrusted files of a request set that only the user may set.
+    """Compares a request with the part of it that the user has set, and reports what untrusted files set.
 
     A setting of ``PROGRAMS`` is the user's if it has the value that the shipped files and the command line
     alone give it. Any other value comes from a file, in whatever way: a merge key, an interpolation, the

@@ -204,7 +204,7 @@ def publish(new: Path, final: Path, trash: Path | None = None) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Renames a folder to ``NAME.trash``, then deletes it: a crash leaves no partial folder of its name."""
+    """Renames a folder to ``NAME.trash`` before deleting it: a crash leaves no part under the old name."""
     watched_folder.check(folder)
     clear(_trash(folder))
     clear(folder.rename(_trash(folder)))

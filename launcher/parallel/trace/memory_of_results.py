@@ -2,7 +2,7 @@
 
 FSDP2 passes new tensors to a module with sharded weights, for inputs that need a gradient, and copies its
 results that are views. So a later change of a result in place does not change the input, nor the other way
-round, and an attribute that is set on one of them is not set on the other.
+round. An attribute that is set on one of them is not set on the other.
 """
 
 from __future__ import annotations
@@ -22,23 +22,15 @@ from launcher.parallel.dispatch.modes import batched, tree_leaves
 from launcher.parallel.trace.tensor_side_effects import StateEffects
 
 MOST = 10_000
-"""Most objects that are searched in one result."""
+"""The most objects to search in one result."""
+
+LARGE = 2**24
+"""The most elements of a storage in which to search for overlaps."""
 
 PLAIN = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    Enum,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.Size,
-    range,
+    bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, torch.layout, torch.Size, range,
     slice,
-)
+)  # fmt: skip
 """Classes of values without tensors."""
 
 
@@ -57,11 +49,11 @@ class MemoryOfResults:
     """Records modules by the memory of their results.
 
     Attributes:
-        changed: modules with a result that shares memory with an input, or with another result, that is
-            changed later.
-        named: modules that set an attribute on an input, or with a result that is an input on which one is
-            set later.
-        opaque: modules with an object in their result in which FSDP2 finds no tensors, and its class.
+        changed: modules whose result shares memory with an input or with another result, if one of the two
+            is changed later.
+        named: modules that set an attribute on an input, or whose result is an input that gets an attribute
+            later.
+        opaque: modules whose result has an object in which FSDP2 finds no tensors, each with its class.
     """
 
     def __init__(self, effects: StateEffects) -> None:
@@ -149,10 +141,6 @@ def _overlap(one: Tensor, two: Tensor) -> bool:
         places = torch.zeros(max(sizes), dtype=torch.bool, device="cpu")
         places.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
         return bool(places.as_strided(two.shape, two.stride(), two.storage_offset()).any())
-
-
-LARGE = 2**24
-"""Most elements of a storage for which overlaps are looked for."""
 
 
 def _leads_to_tensors(value: Any) -> bool:
