@@ -60,16 +60,19 @@ def skeleton(
 def graph(*rows: str, out: Mapping[str, tuple[TensorSpec, ...] | None] | None = None) -> Graph:
     """Return a graph with one node per row: ``name: kind target < inputs``, where ``.`` is the root.
 
-    Each node yields its ``out``, or else float32[2, 4]. Every module costs 10 flops and saves 8 bytes.
+    Each node yields its ``out``, or else float32[2, 4], and all but the inputs get a gradient. Every module costs 10
+    flops and saves 8 bytes.
     """
-    nodes = []
+    nodes: list[Node] = []
     for row in rows:
         head, _, inputs = row.partition("<")
         name, _, what = head.partition(":")
         kind, target = what.replace(" . ", "  ").split(" ")[1:3]
         made = (out or {}).get(name, (spec(2, 4),))
         cost = (8, 10) if kind == "module" else (0, 0)
-        nodes.append(Node(name, kind, target, tuple(inputs.split()), made, len(made or ()) > 1, *cost))
+        trains = frozenset(inputs.split()) - {n.name for n in nodes if n.kind == "input"}
+        node = Node(name, kind, target, tuple(inputs.split()), made, len(made or ()) > 1, *cost, trains=trains)
+        nodes.append(node)
     return Graph(tuple(nodes))
 
 
