@@ -47,8 +47,8 @@ def test_the_accelerator_is_taken_where_there_are_enough_and_the_plan_says_so(tm
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for words, text in {
-        ("launch.device=npu",): "launch.device = npu: 4 ranks on this machine need a device each, torch sees 0; its "
-        "accelerator is fake; it sees 4",
+        ("launch.device=npu",): "launch.device = npu: 4 ranks on this machine need a device each, torch sees 0; torch's "
+        "accelerator is fake, of which it sees 4",
         ("launch.device=fake", "launch.nproc=8"): "launch.device = fake: 8 ranks on this machine need a device each, "
         "torch sees 4",
         ("launch.backend=nccl",): "launch.backend = nccl: the ranks of this run are on fake and need fakeccl",
@@ -136,7 +136,7 @@ def test_a_sample_of_a_finished_run_is_that_of_the_cpu(tmp_path: Path) -> None:
     assert samples[0] == samples[1]
 
     refused = launched(*words, "launch.device=fake", "steps=[sample]", folder=tmp_path / "other", code=2).err
-    assert "steps.sample: needs an exported model, which 'export' makes" in refused
+    assert "steps.sample: needs an exported model, but there is no 'export'" in refused
 
 
 def test_layouts_are_measured_on_devices(tmp_path: Path) -> None:

@@ -32,12 +32,12 @@ def test_a_write_through_data_is_found(name: str, tmp_path: Path) -> None:
     j = job_of(LOSE[name], 4, "write")
     with pytest.raises(RanksFailed) as failed:
         on_devices(LOSE[name].ranks, steps, j, apart(plan_job, j), tmp_path)
-    assert failed.value.fault.message.startswith("step 2: the forward changed b.weight, and this layout would")
+    assert failed.value.fault.message.startswith("step 2: the forward changed b.weight, so this layout would")
 
 
 @pytest.mark.parametrize(
     ("what", "text"),
-    [("middle", "step 2: the forward changed b.middle by the"), ("weight", "after step 2 b.weight differs")],
+    [("middle", "step 2: the forward changed b.middle using the"), ("weight", "after step 2 b.weight differs")],
 )
 def test_what_one_ranks_samples_change_is_found(what: str, text: str, tmp_path: Path) -> None:
     j = restarting(what, FOLLOW["replicas"])
