@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from launcher.errors import RunError
@@ -314,8 +314,7 @@ class GatherOrder:
 
 def _group(part: StagePart, row: GatherGroup) -> Any:
     module = part.module.get_submodule(row.modules[0])
-    assert isinstance(module, FSDPModule)
-    (group,) = param_groups(module._get_fsdp_state())
+    (group,) = param_groups(fully_shard.state(module))  # type: ignore[attr-defined]
     return group
 
 
@@ -393,10 +392,9 @@ class Prefetch:
         """Begin the gathers that are due before ``group`` is used."""
         until = self._turns[self._at[group]].until
         while self._begun < until:
-            order, i = self._orders[self._begun], self._turns[self._begun].group
-            module = order.part.module.get_submodule(order.rows[i].modules[0])
-            assert isinstance(module, FSDPModule)
-            module.unshard(async_op=True)
+            group_of_turn = self._orders[self._begun].groups[self._turns[self._begun].group]
+            group_of_turn.lazy_init()
+            group_of_turn.unshard(async_op=True)
             self._begun += 1
 
     @contextmanager

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._composable.contract import STATE_KEY
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import RegisterPostBackwardFunction
+from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
 from launcher.parallel.dispatch.containers import clone_with_strides
 from launcher.parallel.dispatch.modes import tree_map_only
@@ -58,11 +60,66 @@ def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
             mp_policy=casts,
         )
 
-    # sum gradients
+    # sum gradients, and give modules their class back
     for module in part.module.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+            _restore_class(module)
+
+
+def _restore_class(module: nn.Module) -> None:
+    """Undo the change of class that FSDP2 makes for its methods; ``ShardedModule`` has them.
+
+    Code of the model that looks at ``type(module)`` would compute something else on shards. What refuses to
+    copy the module stays with it, as ``copy.deepcopy`` would share its weights.
+    """
+    of_fsdp = type(module)
+    module.__class__ = of_fsdp.__mro__[2]
+    vars(module)["__deepcopy__"] = vars(of_fsdp)["__deepcopy__"]
+
+
+class ShardedModule(FSDPModule, nn.Module):
+    """A module that FSDP2 has sharded, with FSDP2's methods, which torch's pipeline calls.
+
+    Its ``modules()`` yields a module with these methods for each sharded module, since the methods of FSDP2
+    set all modules below.
+    """
+
+    def __new__(cls, module: nn.Module) -> ShardedModule:
+        return object.__new__(cls)  # FSDP2's own would make an nn.Module
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        vars(self)[STATE_KEY] = vars(module)[STATE_KEY]  # where torch's pipeline looks for FSDP2's state
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        return self.module(*args, **kwargs)
+
+    def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
+        """Yield a module with FSDP2's methods for each sharded module, beginning with this one."""
+        for module in self.module.modules(remove_duplicate):
+            if _get_module_fsdp_state(module) is not None:
+                yield self if module is self.module else ShardedModule(module)
+
+    def _get_fsdp_state(self) -> Any:
+        return _get_module_fsdp_state(self.module)
+
+
+def pipeline_module(module: nn.Module) -> nn.Module:
+    """Return what torch's pipeline calls for ``module``: with FSDP2's methods, if it is sharded."""
+    return module if _get_module_fsdp_state(module) is None else ShardedModule(module)
+
+
+def find_parameters(module: nn.Module) -> None:
+    """Let FSDP2 find the sharded parameters after all tensors of ``module`` have been replaced."""
+    for m in module.modules():
+        state = _get_module_fsdp_state(m)
+        for group in param_groups(state) if state is not None else []:
+            for param in group.fsdp_params:
+                param.reset_sharded_param()
 
 
 @cache

@@ -19,6 +19,7 @@ from launcher.objective.losses import Loss, float64
 from launcher.objective.metrics import Metric
 from launcher.objective.model_outputs import Output, each, formed
 from launcher.optional import matrices
+from launcher.parallel.fsdp.shard import pipeline_module
 from launcher.parallel.model_state.module_globals import files_of, put_back
 from launcher.parallel.model_state.python_state import untouched
 from launcher.parallel.output_share import OutputShare, output_share
@@ -339,7 +340,7 @@ def _stages(
             after, gives = _flat(plan, index)
 
         stage = runtime_stage.RuntimeStage(
-            part.module,
+            pipeline_module(part.module),
             index,
             len(plan.stages),
             device,
