@@ -59,7 +59,7 @@ from launcher.planner.trace_model import (
     keeps_messages,
     read,
 )
-from launcher.planner.trial_samples import try_samples
+from launcher.planner.trial_samples import sample_values, try_samples
 
 if TYPE_CHECKING:
     from torch import nn
@@ -477,7 +477,7 @@ def _planned(
     drawn = drawn_graph(job, model, uncut, specs, forward.graph)
     made = replace(made, graph=drawn, drill=drill.fault(job, made.sizes))
     if made.sizes.engine.over_matrices:
-        with unmarked(model.marks):
+        with unmarked(model.marks), sample_values(job, model):
             made = matrices.shard_operators(resolved, made, model, specs)
     if made.compilation is not None and made.compilation.fullgraph and not forward.graph.looks:
         refuse(compile.broken(breaks(made, made.compilation, model, specs)))

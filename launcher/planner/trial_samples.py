@@ -34,14 +34,13 @@ def try_samples(
 
     Yields a function that adds to a traced forward whether samples of a batch depend on one another.
     """
-    if not (foreign(job.model) or isinstance(job.data, Target)) or model.initial is None:
+    if not _is_tried(job, model):
         yield lambda seen: seen
         return
     from launcher.parallel.trace.mixing_samples import numbers_if_too_large
     from launcher.parallel.trace.rank_reads import world_reads
-    from launcher.parallel.trace.sample_values import TrialValues, tried_with
 
-    with environment_reads(), tried_with(TrialValues(batches(samples(job)), model.initial)):
+    with environment_reads(), sample_values(job, model):
         with world_reads(model.late_world.setdefault):
             mixing, reads = _mixing(job, model, specs), _outside(job, model, specs)
             asks = _identity(job, model, specs)
@@ -66,6 +65,22 @@ def try_samples(
             return replace(seen, graph=replace(seen.graph, effects=effects))
 
         yield finished
+
+
+def _is_tried(job: Job, model: ModelRead) -> bool:
+    return (foreign(job.model) or isinstance(job.data, Target)) and model.initial is not None
+
+
+@contextmanager
+def sample_values(job: Job, model: ModelRead) -> Iterator[None]:
+    """While entered, code that needs values gets those of a few samples, if this model is tried on any."""
+    from launcher.parallel.trace.sample_values import TrialValues, tried_with
+
+    if not _is_tried(job, model) or model.initial is None:
+        yield
+        return
+    with tried_with(TrialValues(batches(samples(job)), model.initial)):
+        yield
 
 
 def _mixing(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> str | None:

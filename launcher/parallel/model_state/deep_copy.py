@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
-from weakref import CallableProxyType, ProxyType, proxy, ref
+from weakref import CallableProxyType, ProxyType, WeakKeyDictionary, WeakSet, WeakValueDictionary, proxy, ref
 
 import torch
 from torch import nn
@@ -26,7 +26,8 @@ EMPTY = (dict, OrderedDict, set)
 """Most attributes of a module are empty containers of these types, for which ``copy`` takes far longer."""
 PLAIN = (torch.Tensor, nn.Parameter)
 PROXIES = (ProxyType, CallableProxyType)
-HOLDERS = (FunctionType, MethodType, partial, list, tuple, dict, ref, *PROXIES)
+WEAK = (WeakKeyDictionary, WeakValueDictionary, WeakSet)
+HOLDERS = (FunctionType, MethodType, partial, list, tuple, dict, ref, *WEAK, *PROXIES)
 """Attributes that are functions or weak references, or may contain some."""
 
 
@@ -112,12 +113,22 @@ def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
 
     # containers, which stay the same object if all of their items do
     if type(value) is dict:
-        named = _named(value, memo)
-        return value if all(named[k] is v for k, v in value.items()) else named
+        named = {_key_on_copy(k, memo): _on_copy(v, memo) for k, v in value.items()}
+        return value if all(named.get(k) is v for k, v in value.items()) else named
+    if type(value) is WeakSet:
+        return WeakSet(_each(value, memo))
+    if type(value) in (WeakKeyDictionary, WeakValueDictionary):
+        return type(value)({_on_copy(k, memo): _on_copy(v, memo) for k, v in value.items()})
     if type(value) in (tuple, list):
         each = _each(value, memo)
         return value if all(a is b for a, b in zip(each, value, strict=True)) else type(value)(each)
     return value
+
+
+def _key_on_copy(key: Any, memo: dict[int, Any]) -> Any:
+    """Return the key in a copied dictionary for ``key``, which may be the id of a module or a tensor."""
+    made = memo.get(key) if type(key) is int else None
+    return id(made) if isinstance(made, nn.Module | torch.Tensor) else key
 
 
 def behind(value: Any) -> Any:

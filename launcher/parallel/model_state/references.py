@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper, partial
 from types import BuiltinMethodType, FunctionType, MethodType, MethodWrapperType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch.autograd.graph import Node
 from launcher.errors import Problem, RequestError
 from launcher.parallel.model_state.deep_copy import HOOKS, behind, hooks
 
+P = TypeVar("P")
 DEPTH, MOST = 8, 100_000
 OWN = frozenset(vars(nn.Module()))
 LIBRARIES = ("torch", "transformers", "launcher", "builtins")
@@ -75,7 +76,13 @@ def strangers(model: nn.Module, away: Callable[[Tensor], bool] = lambda t: t.is_
                     "neither fill with values nor move to a device"
                 )
                 out.setdefault(at, Problem("model", f"{text}; make each a buffer with register_buffer"))
+        for number in _plain(value, int):
+            if number in mine:
+                out.setdefault(at, _by_id(at, mine[number]))
     for at, value in _around(model):
+        for number in _plain(value, int):
+            if number in mine:
+                out.setdefault(at, _by_id(at, mine[number]))
         for item in inside(value, known):
             if id(item) in mine and isinstance(item, nn.Parameter):
                 out.setdefault(at, _itself(at, mine[id(item)]))
@@ -96,7 +103,7 @@ def arrays_of_parameters(model: nn.Module, shown: Sequence[tuple[Any, str]] = ()
             places.append((memory.data_ptr(), memory.nbytes(), param))
     out: dict[str, Problem] = {}
     for at, value in _kept(model) if places else ():
-        for array in _arrays(value):
+        for array in _plain(value, np.ndarray):
             place = array.__array_interface__["data"][0]
             of = next((n for begin, size, n in places if begin <= place < begin + size), None)
             if of is not None:
@@ -106,20 +113,28 @@ def arrays_of_parameters(model: nn.Module, shown: Sequence[tuple[Any, str]] = ()
     return list(out.values())
 
 
-def _arrays(value: Any) -> Iterator[np.ndarray[Any, Any]]:
+def _plain(value: Any, kind: type[P]) -> Iterator[P]:
+    """Yield the objects of this ``kind`` in ``value``, also as keys, but not those of modules in it."""
     stack, seen = [(value, 0)], set[int]()
     while stack and len(seen) < MOST:
         some, depth = stack.pop()
-        if isinstance(some, np.ndarray):
+        if isinstance(some, kind):
             yield some
         elif id(some) not in seen and not isinstance(some, (*OPAQUE, nn.Module)) and depth < DEPTH:
             seen.add(id(some))
-            stack += [(v, depth + 1) for v in ([*some.values()] if isinstance(some, dict) else _parts(some))]
+            stack += [
+                (v, depth + 1) for v in ([*some, *some.values()] if isinstance(some, dict) else _parts(some))
+            ]
 
 
 def _itself(at: str, name: str) -> Problem:
     text = f"{at} holds the parameter {name}, but the launcher replaces that tensor with another one"
     return Problem("model", f"{text}; read the parameter from its module each time instead")
+
+
+def _by_id(at: str, name: str) -> Problem:
+    text = f"{at} contains the id() of {name}, but the launcher replaces that tensor with another one"
+    return Problem("model", f"{text}; use its name instead")
 
 
 def held_ties(model: nn.Module) -> tuple[tuple[str, str], ...]:

@@ -23,7 +23,7 @@ from launcher.parallel.dispatch.modes import Surroundings, batched, tree_leaves
 from launcher.parallel.model_state.deep_copy import HOOKS
 from launcher.parallel.model_state.hooks import REGISTER, uses_weights
 from launcher.parallel.model_state.module_globals import files_of, variables
-from launcher.parallel.model_state.python_state import Key, changed, owns_generator, snapshot
+from launcher.parallel.model_state.python_state import Key, changed, library, owns_generator, snapshot
 from launcher.parallel.model_state.references import forget
 from launcher.parallel.trace.data_dependence import Sized
 from launcher.parallel.trace.memory_of_results import MemoryOfResults, version
@@ -83,6 +83,9 @@ REQUIRES: Any = torch.Tensor.requires_grad
 STRIDES = frozenset({torch.Tensor.is_contiguous, torch.Tensor.stride})
 """Functions that return the memory layout of a tensor."""
 
+VERSION: Any = torch.Tensor._version
+"""The property with the number of changes of a tensor in place."""
+
 DATA: Any = torch.Tensor.data
 """The property by which code changes a tensor without autograd's knowledge."""
 
@@ -110,6 +113,7 @@ class ForwardObserver(TorchFunctionMode):
         scopes: for each used parameter, the deepest module around it that was running at every use. A weight
             that is used while its own module is not running must be gathered by one that is.
         grads: modules that read a gradient.
+        versions: weights of which a module reads the version, and the module.
         state_dicts: modules that call ``state_dict`` or ``load_state_dict``.
         borrowed: modules that use a tensor of another module that is not passed to them, and its name.
         under: modules that are called while the model's code has entered or replaced something, and its name.
@@ -190,6 +194,7 @@ class ForwardObserver(TorchFunctionMode):
         self._real = False
         self.taken: list[Inner] = []
         self.grads: dict[str, None] = {}
+        self.versions: dict[tuple[str, str], None] = {}
         self.state_dicts: dict[str, None] = {}
         self.borrowed: dict[tuple[str, str], None] = {}
         self.under: dict[str, str] = {}
@@ -379,6 +384,8 @@ class ForwardObserver(TorchFunctionMode):
             self.look(args)
         if func == GRAD.__get__ and self._owned(args[0]) and not _moving():
             self.grads[self._running[-1]] = None
+        if func == VERSION.__get__ and id(args[0]) in self._names and not _by_library():
+            self.versions |= dict.fromkeys((name, self._running[-1]) for name in self._names[id(args[0])])
         if func in STRIDES and not args[0].is_contiguous():
             takes = zip(self._running, self._arguments, strict=True)
             asking = {name for name, taken in takes if any(t is args[0] for t in taken)}
@@ -476,6 +483,14 @@ def _around(names: list[str]) -> str:
     """Return the deepest module that contains all of ``names``."""
     same = takewhile(lambda level: len(set(level)) == 1, zip(*(n.split(".") for n in names), strict=False))
     return ".".join(level[0] for level in same)
+
+
+def _by_library() -> bool:
+    """Return true if the code that called torch is a library's, and not the user's."""
+    frame: Any = sys._getframe(2)
+    while frame.f_code.co_name == "__torch_function__":  # of another active mode
+        frame = frame.f_back
+    return library(frame.f_globals.get("__name__", ""))
 
 
 def _moving() -> bool:

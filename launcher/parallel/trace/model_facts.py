@@ -327,11 +327,13 @@ def _evaluated(graph: Graph, other: Effects) -> Graph:
     seen = graph.effects
     world = tuple(dict.fromkeys((*seen.world, *other.world)))
     draws = seen.global_draws or other.global_draws
+    versions = tuple(dict.fromkeys((*seen.versions, *other.versions)))
     effects = replace(
         seen,
         evaluated=other.changes,
         mixed=other.mixed,
         world=world,
+        versions=versions,
         global_draws=draws,
         moves=other.moves,
     )
@@ -401,6 +403,7 @@ def _effects(watch: ForwardObserver, output: Any, meter: ForwardMeter) -> Effect
         reads=tuple(watch.effects.reads),
         foreign=tuple(watch.effects.foreign),
         grads=tuple(watch.grads),
+        versions=tuple(watch.versions),
         state_dicts=tuple(watch.state_dicts),
         borrowed=tuple(watch.borrowed),
         under=tuple(watch.under.items()),

@@ -123,6 +123,7 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
         yield Problem(KEY, f"{text}; {way_out}")
     if graph.effects.early:
         yield from _early(at, graph.effects.early, alone)
+    yield from _versions(at, graph, placed, alone)
 
     # code that would see less than in one process, or that torch does not support
     yield from _hooks(at, skeleton, placed, alone)
@@ -237,6 +238,22 @@ def _early(at: CutModel, names: tuple[str, ...], alone: str) -> Iterator[Problem
     else:
         return
     yield Problem(KEY, f"the backward reads the gradient of {listed(names)}, {why}", cure)
+
+
+def _versions(at: CutModel, graph: Graph, placed: dict[str, Placed], alone: str) -> Iterator[Problem]:
+    """Yields weights whose version the forward reads, if an update does not change the version."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for name, _ in graph.effects.versions:
+        if placed[name].sharded:
+            why = "each step gathers a sharded weight into the same tensor, whose version stays", alone
+        elif at.mixed:
+            why = "in half precision each step computes with a new copy of the weight", "train.precision=fp32"
+        else:
+            continue
+        reasons.setdefault(why, []).append(name)
+    for (text, cure), names in reasons.items():
+        reads = f"the forward reads the version of {listed(names)} to notice updates, but {text}"
+        yield Problem(KEY, f"{reads}; compute what depends on the weight in each forward", cure)
 
 
 def _borrowed(at: CutModel, graph: Graph, placed: dict[str, Placed]) -> Iterator[Problem]:

@@ -244,17 +244,18 @@ class Effects:
     it reads as the constructor left them. ``foreign``: shapes of tensors that belong neither to the model nor
     to the inputs, and that the forward does not create. ``grads``: modules that read the gradient that a
     backward left on a parameter or buffer. ``early``: parameters whose gradient is read in the backward
-    itself. ``state_dicts``: modules whose forward requests or loads a state dict. ``borrowed``: modules that
-    use a tensor of the model that is neither theirs nor passed to them, with its name. ``under``: modules
-    that are called while the model's code has entered a mode or replaced a function of torch, each with a
-    description of it. ``evaluated``: what a forward in evaluation mode changes. ``mixed``: modules that
-    normalize over the samples of their batch in evaluation mode. ``draws``: modules that draw random numbers
-    from a torch generator in training. ``dropouts``: modules among these that draw for dropout only, which
-    can be switched off. ``saves_unfilled``: modules with an operation that saves a tensor for the backward
-    before it fills it. ``hooks``: modules that register a hook that uses weights. ``world``: modules that
-    query the distributed processes, each with the query. ``global_draws``: whether it draws from the global
-    random stream of Python or numpy. ``kept``: attributes that carry Python state from one forward to the
-    next. ``resets``: attributes that make a resumed model compute other results, "" for unknown ones.
+    itself. ``versions``: weights of which a module reads the version, which counts their changes, each with
+    the module. ``state_dicts``: modules whose forward requests or loads a state dict. ``borrowed``: modules
+    that use a tensor of the model that is neither theirs nor passed to them, with its name. ``under``:
+    modules that are called while the model's code has entered a mode or replaced a function of torch, each
+    with a description of it. ``evaluated``: what a forward in evaluation mode changes. ``mixed``: modules
+    that normalize over the samples of their batch in evaluation mode. ``draws``: modules that draw random
+    numbers from a torch generator in training. ``dropouts``: modules among these that draw for dropout only,
+    which can be switched off. ``saves_unfilled``: modules with an operation that saves a tensor for the
+    backward before it fills it. ``hooks``: modules that register a hook that uses weights. ``world``: modules
+    that query the distributed processes, each with the query. ``global_draws``: whether it draws from the
+    global random stream of Python or numpy. ``kept``: attributes that carry Python state from one forward to
+    the next. ``resets``: attributes that make a resumed model compute other results, "" for unknown ones.
     ``mixing``: what of a sample depends on the other samples of its batch, BatchNorm aside, "" for nothing;
     ``None`` if that was not tested. ``untried``: the number of elements of a model that is too large to test.
     ``beyond``: modules whose table has no row for an id of the data: module, rows of the table, the id.
@@ -277,6 +278,7 @@ class Effects:
     foreign: tuple[tuple[int, ...], ...] = ()
     grads: tuple[str, ...] = ()
     early: tuple[str, ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
     state_dicts: tuple[str, ...] = ()
     borrowed: tuple[tuple[str, str], ...] = ()
     under: tuple[tuple[str, str], ...] = ()

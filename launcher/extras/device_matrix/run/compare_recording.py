@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
@@ -12,9 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from launcher.parallel.dispatch.modes import Dispatch, tree_leaves
+from launcher.parallel.dispatch.modes import Dispatch, tree_leaves, tree_map_only
 from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.model_state.module_globals import files_of, put_back
 from launcher.parallel.model_state.python_state import PythonState, changed, generator_state, snapshot
+from launcher.parallel.trace.clock_and_host_reads import streams_kept
+from launcher.parallel.trace.mixing_samples import numbers_if_too_large
+from launcher.parallel.trace.run_on_values import in_memory, stand_ins
+from launcher.parallel.trace.sample_values import trying
 
 
 class HiddenChanges(fx.Interpreter):
@@ -185,7 +191,60 @@ def lost(module: nn.Module, program: torch.export.ExportedProgram, inputs: Seque
         _over(arguments, changes.run)(*inputs)
         for name in changes.operators:
             return f"{name} changes a tensor in place where autograd does not see it"
+    return _other_values(module, program, inputs)
+
+
+CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
+"""How far results of equal operators may differ, relative to the largest: other kernels may run."""
+
+
+def _other_values(module: nn.Module, program: torch.export.ExportedProgram, inputs: Sequence[Tensor]) -> str:
+    """Return the output that the recording computes otherwise than the module on values in memory, or "".
+
+    The recording was made on meta, where code that asks for the device or the values of a tensor may take
+    another path. Nothing is compared for a module that is too large to run, that draws random numbers, or
+    that fails for the values tried.
+    """
+    draws = (torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in program.graph.nodes)
+    if not trying() or numbers_if_too_large(module) or any(draws):
+        return ""
+    outputs: list[list[Tensor]] = []
+    with (
+        suppress(Exception, SystemExit),
+        torch.random.fork_rng(devices=[]),
+        streams_kept(),
+        put_back(files_of(module)),
+    ):
+        for recorded in (False, True):
+            real = in_memory(module)
+            run: Callable[..., Any] = real
+            if recorded:
+                run = _over(_arguments(program, dict(_tensors(real))), OnCpu(program.graph_module).run)
+            with torch.no_grad():
+                made = tree_leaves(run(*stand_ins(inputs, 0)))
+            outputs.append([t for t in made if isinstance(t, Tensor)])
+    for n, (own, other) in enumerate(zip(*outputs, strict=True)) if len(outputs) == 2 else ():
+        if not _close(own, other):
+            return f"output {n} differs from the result of its operators alone"
     return ""
+
+
+class OnCpu(fx.Interpreter):
+    """Runs a recording that was made on meta tensors on tensors in memory."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = tree_map_only(torch.device, lambda _: torch.device("cpu"), (args, kwargs))
+        return super().call_function(target, args, kwargs)
+
+
+def _close(own: Tensor, other: Tensor) -> bool:
+    if own.shape != other.shape or own.dtype != other.dtype:
+        return False
+    if not own.is_floating_point():
+        return own.is_complex() or torch.equal(own, other)
+    size = float(own.abs().nan_to_num().max()) if own.numel() else 0.0
+    allowed = size * CLOSE.get(own.dtype, 5e-2)
+    return torch.allclose(own, other, rtol=0, atol=allowed, equal_nan=True)
 
 
 def _arguments(program: torch.export.ExportedProgram, named: dict[str, Tensor]) -> list[Tensor | None]:

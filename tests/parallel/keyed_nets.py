@@ -1,0 +1,122 @@
+"""Models that find what belongs to a module or a tensor by its identity."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class ByTensor(nn.Module):
+    """A layer that finds its scale under the id of its weight."""
+
+    def __init__(self, dim: int = 6) -> None:
+        super().__init__()
+        self.inner = nn.Linear(dim, dim)
+        self.scales = {id(self.inner.weight): 0.5}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.inner(x)) * self.scales.get(id(self.inner.weight), 2.0)
+
+
+class ByModule(nn.Module):
+    """A layer that finds its scale under the id of its inner layer."""
+
+    def __init__(self, dim: int = 6) -> None:
+        super().__init__()
+        self.inner = nn.Linear(dim, dim)
+        self.scales = {id(self.inner): 0.5}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.inner(x)) * self.scales.get(id(self.inner), 2.0)
+
+
+class ByWeakKey(nn.Module):
+    """A layer that finds its scale in a weak dictionary, under its inner layer."""
+
+    def __init__(self, dim: int = 6) -> None:
+        super().__init__()
+        self.inner = nn.Linear(dim, dim)
+        self.scales: Any = weakref.WeakKeyDictionary({self.inner: 0.5})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.inner(x)) * self.scales.get(self.inner, 2.0)
+
+
+class ByWeakSet(nn.Module):
+    """A layer that scales what a weak set contains."""
+
+    def __init__(self, dim: int = 6) -> None:
+        super().__init__()
+        self.inner = nn.Linear(dim, dim)
+        self.scaled = weakref.WeakSet([self.inner])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.inner(x)) * (0.5 if self.inner in self.scaled else 2.0)
+
+
+class InAList(nn.Module):
+    """A layer that has the id of its weight in a list."""
+
+    def __init__(self, dim: int = 6) -> None:
+        super().__init__()
+        self.inner = nn.Linear(dim, dim)
+        self.scaled = [("weight", id(self.inner.weight))]
+
+    def forward(self, x: Tensor) -> Tensor:
+        known = any(key == id(self.inner.weight) for _, key in self.scaled)
+        return torch.tanh(self.inner(x)) * (0.5 if known else 2.0)
+
+
+class ByVersion(nn.Module):
+    """A layer that computes the square of its weight again when the version of the weight has changed."""
+
+    def __init__(self, dim: int = 6) -> None:
+        super().__init__()
+        self.inner = nn.Linear(dim, dim)
+        self.version, self.scale = -1, 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.inner.weight._version != self.version:
+            self.version = self.inner.weight._version
+            self.scale = float(self.inner.weight.detach().square().mean() * 10)
+        return torch.tanh(self.inner(x)) * self.scale
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "by tensor": ByTensor, "by module": ByModule, "weak key": ByWeakKey, "weak set": ByWeakSet,
+    "list": InAList, "version": ByVersion,
+}  # fmt: skip
+
+
+class Keyed(nn.Module):
+    """Two layers of one kind and a head."""
+
+    def __init__(self, layer: str, dim: int = 6) -> None:
+        super().__init__()
+        self.a = LAYERS[layer]()
+        self.b = LAYERS[layer]()
+        self.head = nn.Linear(dim, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        x = self.b(x)
+        return self.head(x)
+
+
+class Device(nn.Module):
+    """A model whose own code, between its layers, takes another path on a device."""
+
+    def __init__(self, dim: int = 8) -> None:
+        super().__init__()
+        self.a = nn.Linear(dim, dim)
+        self.b = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.a(x))
+        if x.is_cpu:
+            x = x * 2
+        return self.b(x)

@@ -1,0 +1,75 @@
+"""What a model finds by identity is found in every layout, or the plan refuses the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.errors import RequestError
+from launcher.job.schema.job import Job
+from launcher.planner.plan_job import plan_job
+from tests.extras.device_matrix.run.test_strategy_files import with_parallel
+from tests.parallel.test_classes import LAYOUTS
+from tests.parity import assert_parity, own
+
+HALF = {"bf16": {}}
+
+
+def keyed(layer: str, layout: str, **changes: Any) -> Job:
+    model = {"_target_": "tests.parallel.keyed_nets.Keyed", "layer": layer}
+    parallel = LAYOUTS.get(layout, {})
+    return own("keyed_nets.Keyed", [6], stages=1, model=model, parallel=parallel, train__batch_size=8, **changes)
+
+
+@pytest.mark.parametrize("layer", ["by module", "weak key", "weak set"])
+@pytest.mark.parametrize("layout", ["one", "level1", "level3", "pp2", "level3 recompute"])
+def test_what_belongs_to_a_module_is_found_by_its_identity(layer: str, layout: str) -> None:
+    assert_parity(keyed(layer, layout))
+
+
+@pytest.mark.parametrize("layer", ["by module", "weak key", "weak set"])
+def test_searched_operators_are_those_of_the_path_that_the_model_takes(layer: str) -> None:
+    j = Job.model_validate(keyed(layer, "one").model_dump(by_alias=True) | {"launch": {"nproc": 2}})
+    assert_parity(with_parallel(j, mode="recursive_programming"))
+
+
+@pytest.mark.parametrize(("layer", "place"), [("by tensor", "scales"), ("list", "scaled")])
+@pytest.mark.parametrize("layout", ["one", "level3"])
+def test_the_id_of_a_tensor_is_refused(layer: str, place: str, layout: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        plan_job(keyed(layer, layout))
+    text = f"a.{place} contains the id() of a.inner.weight, but the launcher replaces that tensor with another one"
+    assert refused.value.problems[0].text == f"{text}; use its name instead"
+
+
+@pytest.mark.parametrize("layout", ["level1", "level3", "pp2 level1"])
+def test_the_version_of_a_sharded_weight_is_refused(layout: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        plan_job(keyed("version", layout))
+    (problem,) = refused.value.problems
+    assert problem.text.startswith(
+        "the forward reads the version of a.inner.weight, b.inner.weight to notice updates, but each step "
+        "gathers a sharded weight into the same tensor, whose version stays"
+    )
+
+
+def test_the_version_of_a_copy_in_half_precision_is_refused() -> None:
+    with pytest.raises(RequestError) as refused:
+        plan_job(keyed("version", "one", train__precision="bf16"))
+    (problem,) = refused.value.problems
+    assert "in half precision each step computes with a new copy of the weight" in problem.text
+    assert problem.cure == "train.precision=fp32"
+
+
+@pytest.mark.parametrize("layout", ["one", "pp2", "replicas"])
+def test_the_version_of_a_full_weight_changes_with_each_update(layout: str) -> None:
+    assert_parity(keyed("version", layout))
+
+
+def test_searched_operators_of_code_that_asks_for_the_device_are_refused() -> None:
+    j = own("keyed_nets.Device", [8], stages=1, train__batch_size=8)
+    j = Job.model_validate(j.model_dump(by_alias=True) | {"launch": {"nproc": 2}})
+    with pytest.raises(RequestError) as refused:
+        plan_job(with_parallel(j, mode="recursive_programming"))
+    assert "the model does more than operators do: output 0 differs" in refused.value.problems[0].text
