@@ -6,7 +6,18 @@ import pytest
 from pydantic import TypeAdapter
 
 from launcher.job.schema.steps import Step
-from launcher.plan.verbs import CHECKPOINT, EXPORTED, TRANSFORMED, VERBS, goes_on, loads, needs, output, starts, where
+from launcher.plan.verbs import (
+    CHECKPOINT,
+    EXPORTED,
+    TRANSFORMED,
+    VERBS,
+    loads,
+    needs,
+    output,
+    saves_on_ranks,
+    starts,
+    where,
+)
 
 ONE = TypeAdapter[Step](Step)
 
@@ -53,4 +64,4 @@ def test_weights_come_before_the_ranks_or_to_them() -> None:
     every = {kind: step(kind, **named.get(kind, {})) for kind in VERBS}
     assert [kind for kind, s in every.items() if starts(s)] == ["import"]
     assert [kind for kind, s in every.items() if loads(s)] == ["load"]
-    assert [kind for kind, s in every.items() if goes_on(s)] == ["train", "save"]
+    assert [kind for kind, s in every.items() if saves_on_ranks(s)] == ["train", "save"]

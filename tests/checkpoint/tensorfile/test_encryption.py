@@ -21,8 +21,8 @@ from launcher.checkpoint.tensorfile.encryption import (
     TAG,
     EncryptedFile,
     Encryptor,
+    encrypted_size,
     key_id,
-    sealed_size,
 )
 from launcher.checkpoint.tensorfile.safetensors import Blob, read_header
 from launcher.plan.values.grid import Grid
@@ -225,7 +225,7 @@ def test_any_stretch_is_the_plain_text_again(size: int, tmp_path: Path) -> None:
     plain = random.Random(size).randbytes(size)
     path = made(tmp_path / "a", plain)
     file = EncryptedFile(path, KEY)
-    assert path.stat().st_size == sealed_size(size)
+    assert path.stat().st_size == encrypted_size(size)
     assert file.size == size
     assert file.read(0, size) == plain
     for start, stop in ((size // 3, size // 2), (max(0, size - 2), size), (0, min(5, size))):

@@ -21,7 +21,7 @@ LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def kept(precision: str) -> torch.dtype:
-    """The dtype of weights, gradients and optimizer state."""
+    """The dtype of weights, gradients and optimizer state in a run of this ``precision``."""
     return KEPT.get(precision, torch.float32)
 
 
@@ -106,7 +106,7 @@ def move(model: nn.Module, device: torch.device) -> None:
         for owner in kinds:
             for name, value in owner.items():
                 if isinstance(value, Tensor):
-                    before[id(value)] = value  # kept alive, so that no other has its id
+                    before[id(value)] = value  # kept alive, so that no other tensor gets its id
                     places.setdefault(id(value), []).append((owner, name))
 
     model.to(device)
@@ -119,7 +119,7 @@ def move(model: nn.Module, device: torch.device) -> None:
 
 
 def kept_as(made: Mapping[str, Tensor], plain: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:
-    """``plain`` as a run may keep it: frozen parameters in half precision if those in ``made`` are."""
+    """``plain`` in the dtypes of a run: a frozen parameter is in half precision if it is in ``made``."""
     low = LOW.get(precision)
     frozen = {n for n, t in plain.items() if isinstance(t, nn.Parameter) and not t.requires_grad}
     half = {n for n in frozen if low is not None and n in made and made[n].dtype == low}
@@ -129,13 +129,13 @@ def kept_as(made: Mapping[str, Tensor], plain: Mapping[str, Tensor], precision: 
 def another(model: nn.Module) -> nn.Module:
     """A copy of ``model`` that shares only its trainable parameters.
 
-    The forward may change a frozen one, such as a teacher's, once on every rank.
+    A forward may change frozen parameters, such as those of a teacher. Each rank changes its own copy.
     """
     return copy.deepcopy(model, {id(p): p for p in model.parameters() if p.requires_grad})
 
 
 def share(model: nn.Module, weights: nn.Module) -> nn.Module:
-    """``model`` with the trainable parameters of ``weights``."""
+    """Gives ``model`` the trainable parameters of ``weights``, and returns it."""
     for path, module in weights.named_modules():
         for name, p in module._parameters.items():
             if p is None or not p.requires_grad:
