@@ -95,7 +95,7 @@ def test_a_transform_killed_at_any_moment_leaves_the_old_checkpoint_or_the_new_o
     assert {*seen} == {False, True}
 
 
-def test_a_first_transform_killed_at_any_moment_leaves_nothing_that_counts_or_all(tmp_path: Path) -> None:
+def test_a_first_transform_killed_at_any_moment_leaves_no_checkpoint_or_a_complete_one(tmp_path: Path) -> None:
     src, dst = tmp_path / "src" / "a", tmp_path / "out" / "b"
     save(src, small(), filled(small(), 1), {"step": 1})
     dst.parent.mkdir()
@@ -161,7 +161,7 @@ def test_where_folders_cannot_be_swapped_the_old_one_is_whole_beside_its_name(
         assert files(dst.parent) == new
 
 
-def test_all_is_on_the_disk_before_the_manifest_and_the_manifest_before_the_name(
+def test_files_are_synced_before_the_manifest_and_the_manifest_before_the_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []

@@ -44,7 +44,7 @@ def test_a_checkpoint_folder_holds_these_files(tmp_path: Path) -> None:
     assert (tmp_path / "latest").read_text() == f"step-000100\nsha256 {digest}\n"
 
 
-def test_a_rank_that_never_came_leaves_a_folder_that_does_not_count(tmp_path: Path) -> None:
+def test_a_folder_in_which_a_rank_is_missing_is_not_a_checkpoint(tmp_path: Path) -> None:
     (one,) = saved(tmp_path, 1)
     strategy, new = small(), step_folder(tmp_path, 2)
     write_rank(partial(new), 0, strategy, held(strategy, 0, filled(strategy)))
@@ -53,7 +53,7 @@ def test_a_rank_that_never_came_leaves_a_folder_that_does_not_count(tmp_path: Pa
     assert refusal(lambda: open_checkpoint(partial(new)), NoManifest) == f"{partial(new)}: {text}"
 
 
-def test_what_an_interrupted_attempt_left_is_swept_out(tmp_path: Path) -> None:
+def test_files_of_an_interrupted_save_are_removed(tmp_path: Path) -> None:
     new = step_folder(tmp_path, 2)
     for stray in ("rank_9/model.safetensors", "rank_0/old.safetensors", "manifest.json"):
         (partial(new) / stray).parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def test_the_latest_is_the_last_one_committed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["manifest", "file", "size", "folder"])
-def test_an_incomplete_latest_gives_way_to_the_highest_complete_step(tmp_path: Path, damage: str) -> None:
+def test_an_incomplete_newest_checkpoint_is_skipped(tmp_path: Path, damage: str) -> None:
     _, two, three = saved(tmp_path, 1, 2, 3)
     if damage == "manifest":
         (three / "manifest.json").unlink()

@@ -37,7 +37,7 @@ def test_a_model_has_as_many_rows_as_the_header_says(file, model):
     assert with_vocabulary(made) == (made, "")
 
 
-def test_the_plan_says_what_became_of_null(file):
+def test_the_plan_notes_the_vocab_size_that_null_resolves_to(file):
     plan = plan_job(asked(file))
     assert NOTE in [f"{n.key} {n.text}" for n in plan.notes]
     assert plan.params[0].spec.shape == (300, 32)
@@ -54,7 +54,7 @@ def test_a_model_may_have_more_rows_than_there_are_tokens_but_not_fewer(file):
     )
 
 
-def test_null_is_what_the_data_has_for_any_data_that_says_it():
+def test_a_null_vocab_size_of_the_model_is_that_of_its_data():
     made, source = with_vocabulary(job("data=text", "model.vocab_size=null"))
     assert source == ""
     assert made.model.vocab_size == 256
@@ -76,7 +76,7 @@ def test_images_are_not_what_a_language_model_reads_and_tokens_not_what_others_r
 
 
 @pytest.mark.parametrize("show", ["null", "plan"])
-def test_what_is_wrong_with_the_files_is_said_once_and_nothing_starts(tmp_path, capsys, show):
+def test_a_problem_of_a_token_file_is_reported_once_and_nothing_starts(tmp_path, capsys, show):
     path = tmp_path / "a.bin"
     path.write_bytes(little("H", range(1000)))
     words = ["recipe=lm_single", "data=tokens", f"data.path={path}", "steps=[train]", f"run_dir={tmp_path}/run"]

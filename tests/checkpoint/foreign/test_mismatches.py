@@ -85,11 +85,11 @@ def told(names: list[str], table: NameTable, *, strict: bool = True, spec: Tenso
         "too many",
     ],
 )
-def test_names_that_do_not_fit_come_with_the_way_out(names: list[str], texts: list[str]) -> None:
+def test_names_that_do_not_match_the_model_are_listed_with_a_cure(names: list[str], texts: list[str]) -> None:
     assert told(names, None) == texts
 
 
-def test_everything_wrong_with_a_table_is_said_at_once_each_at_its_row() -> None:
+def test_every_problem_of_a_table_is_reported_at_once_at_its_row() -> None:
     table = {"wte": "embed", "w2": "embed", "n": "layers.0.attn_norm", "b": "bias", "gone": "layers.1", "h": None}
     assert told(["wte.weight", "w2.weight", "n.weight", "b.weight", "h.weight", "odd"], table) == [
         "steps.import.names.w2: wte.weight and w2.weight would both become embed.weight; "
@@ -117,12 +117,12 @@ def test_a_row_for_another_model_does_no_harm() -> None:
     assert told(["embed.weight", *NORMS], {"": "", "lm_head": "head"}) == []
 
 
-def test_without_strict_what_has_no_place_is_left_out() -> None:
+def test_without_strict_tensors_that_the_model_lacks_are_left_out() -> None:
     assert told(["embed.weight", *NORMS, "bias"], None, strict=False) == []
     assert told(["embed.weight", *NORMS, "bias"], {"embed": "embed", "layers": "layers"}, strict=False) == []
 
 
-def test_other_shapes_and_dtypes_that_cannot_be_cast_are_told() -> None:
+def test_different_shapes_and_dtypes_that_cannot_be_cast_are_reported() -> None:
     few = ["embed.weight", *NORMS[:1]]
     assert told(few, None, spec=TensorSpec((), "bfloat16"))[1:] == []
     assert told(few, None, spec=TensorSpec((2,), "float32"))[1:] == [
@@ -134,5 +134,5 @@ def test_other_shapes_and_dtypes_that_cannot_be_cast_are_told() -> None:
     ]
 
 
-def test_a_row_that_leaves_no_name_is_told() -> None:
+def test_a_row_that_gives_an_empty_name_is_reported() -> None:
     assert told(["embed"], {"embed": ""}) == ["steps.import.names: embed: it gives embed an empty name"]

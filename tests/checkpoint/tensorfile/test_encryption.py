@@ -68,7 +68,9 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_what_is_encrypted_comes_back_in_any_layout(sealed: tuple[Path, Full], tmp_path: Path) -> None:
+def test_an_encrypted_checkpoint_is_read_transformed_and_exported_unchanged(
+    sealed: tuple[Path, Full], tmp_path: Path
+) -> None:
     folder, full = sealed
     assert whole(folder) == full
     assert verify(folder) == []
@@ -94,7 +96,7 @@ def test_no_byte_of_a_tensor_and_no_key_is_on_the_disk(sealed: tuple[Path, Full]
     assert repr(KEY) not in repr(open_checkpoint(folder))
 
 
-def test_another_key_is_named_as_such(sealed: tuple[Path, Full], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_key_is_named_by_its_id(sealed: tuple[Path, Full], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = sealed
     monkeypatch.setenv("CHECKPOINT_KEY", OTHER.hex())
     text = (
@@ -145,7 +147,7 @@ def test_two_machines_with_two_keys_at_one_place_are_noticed_when_it_is_written(
     assert not final.exists()
 
 
-def test_a_transform_gives_it_another_key_and_encrypts_what_was_not(
+def test_transform_and_import_encrypt_with_the_requested_key(
     sealed: tuple[Path, Full], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, full = sealed
@@ -161,7 +163,7 @@ def test_a_transform_gives_it_another_key_and_encrypts_what_was_not(
         assert open_checkpoint(tmp_path / name).key == OTHER
 
 
-def test_a_key_that_has_moved_is_found_where_the_variable_says(
+def test_an_environment_variable_says_where_a_moved_key_is(
     sealed: tuple[Path, Full], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder, full = sealed
@@ -203,7 +205,7 @@ TAMPERED = {
 
 
 @pytest.mark.parametrize(("change", "told"), TAMPERED.values(), ids=TAMPERED)
-def test_what_was_tampered_with_is_named(change, told, sealed: tuple[Path, Full]) -> None:
+def test_a_file_that_was_tampered_with_is_named(change, told, sealed: tuple[Path, Full]) -> None:
     folder, _ = sealed
     path = folder / "rank_0/model.safetensors"
     path.write_bytes(change(path.read_bytes()))
@@ -221,7 +223,7 @@ def made(path: Path, plain: bytes, key: bytes = KEY) -> Path:
 
 
 @pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
-def test_any_stretch_is_the_plain_text_again(size: int, tmp_path: Path) -> None:
+def test_any_range_of_an_encrypted_file_decrypts_to_its_plain_text(size: int, tmp_path: Path) -> None:
     plain = random.Random(size).randbytes(size)
     path = made(tmp_path / "a", plain)
     file = EncryptedFile(path, KEY)
@@ -247,14 +249,14 @@ def test_a_file_cut_short_or_grown_is_named(tmp_path: Path) -> None:
         assert str(caught.value) == f"{path}: {told}"
 
 
-def test_a_block_of_another_file_does_not_open(tmp_path: Path) -> None:
+def test_a_block_of_another_file_cannot_be_decrypted(tmp_path: Path) -> None:
     a, b = made(tmp_path / "a", bytes(BLOCK)), made(tmp_path / "b", bytes(BLOCK))
     a.write_bytes(a.read_bytes()[:FIRST] + b.read_bytes()[FIRST:])
     with pytest.raises(ValueError, match="block 0 cannot be decrypted with the key"):
         EncryptedFile(a, KEY).read(0, 1)
 
 
-def test_an_encrypted_file_alone_says_what_it_is(sealed: tuple[Path, Full]) -> None:
+def test_the_header_of_an_encrypted_file_alone_is_refused_with_a_hint(sealed: tuple[Path, Full]) -> None:
     path = sealed[0] / "rank_0/model.safetensors"
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is what is tested
         read_header(path)

@@ -55,7 +55,7 @@ SHAPES: dict[str, tuple[str, list[tuple[str, bool]]]] = {
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_what_the_assistant_says_is_learned(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_only_the_assistants_tokens_have_targets(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     template, parts = SHAPES[kind]
     inputs, targets = read(written(tmp_path, template, [messages()]))
     want = expected(tokenizer, parts)
@@ -72,9 +72,7 @@ def test_a_template_of_its_own_file(tokenizer: Tokenizer, tmp_path: Path) -> Non
     assert read(own)[1] == expected(tokenizer, SHAPES["mistral"][1])[1]
 
 
-def test_blanks_are_learned_and_nothing_is_cut_whatever_comes_with_the_tokenizer(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_truncation_and_padding_settings_of_a_tokenizer_are_ignored(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """In GPT-2 and Llama 3 a token of blanks has no offsets; a saved tokenizer may truncate and pad."""
     parts = [("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", False), ("  a:   1\n    2<|im_end|>", True)]
     inputs, targets = expected(tokenizer, parts)
@@ -114,7 +112,7 @@ def test_a_template_has_the_tools_and_the_filters_of_transformers(tokenizer: Tok
     assert read(written(tmp_path, shown + CHATML, [row])) == (want[0], want[1])
 
 
-def test_what_is_too_long(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_conversation_that_is_too_long_is_cut_or_skipped(tokenizer: Tokenizer, tmp_path: Path) -> None:
     settings = written(tmp_path, CHATML, [messages(), messages(TURNS[:2])])
     inputs, targets = expected(tokenizer, SHAPES["chatml"][1])
     length = len(inputs) - 4
@@ -249,7 +247,7 @@ def test_rows_of_another_known_form_are_told_with_a_command_that_rewrites_them(
     ],
     ids=["raises", "rewrites", "asks otherwise", "fails", "changes what is marked"],
 )  # fmt: skip
-def test_a_template_that_cannot_say_what_is_learned(
+def test_a_template_that_does_not_mark_the_assistants_tokens_is_refused(
     template: str,
     turns: list[tuple[str, str]],
     why: str,
@@ -262,7 +260,7 @@ def test_a_template_that_cannot_say_what_is_learned(
     assert f"  data.path: {settings.path}:1: {why}\n    set by" in capsys.readouterr().err  # skipped, so no row is left
 
 
-def test_tokenizers_and_templates_that_are_none(
+def test_files_that_are_no_tokenizer_or_no_template_are_refused(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = written(tmp_path, "{% for m in messages %}", [messages()])

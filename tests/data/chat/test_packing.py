@@ -37,7 +37,7 @@ def test_several_conversations_in_a_sample(tokenizer: Tokenizer, tmp_path: Path)
     assert {*found} == want
 
 
-def test_what_packed_conversations_need(
+def test_best_fit_packing_is_refused_where_documents_cannot_be_kept_apart(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = written(tmp_path, CHATML, [messages()] * 9)

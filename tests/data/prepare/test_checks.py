@@ -103,7 +103,7 @@ def test_a_table_has_the_column_and_it_has_text(tmp_path):
 @pytest.mark.parametrize(
     ("name", "head", "need"), [("a.parquet", b"PAR1", "pyarrow"), ("a.txt.zst", b"\x28\xb5\x2f\xfd", "zstandard")]
 )
-def test_what_is_not_installed_is_said_with_what_to_install(tmp_path, monkeypatch, name, head, need):
+def test_a_missing_package_is_reported_with_the_command_that_installs_it(tmp_path, monkeypatch, name, head, need):
     monkeypatch.setattr(corpus_formats, "find_spec", lambda module: None)
     (tmp_path / name).write_bytes(head)
     text = f"the package {need}, which reads it, is not installed: {install_command('data')}"
@@ -135,7 +135,7 @@ def test_it_must_be_known_which_token_ends_a_document(tmp_path):
     )
 
 
-def test_what_is_there_is_not_replaced(tmp_path):
+def test_a_folder_that_prepare_did_not_make_is_not_replaced(tmp_path):
     jsonl(tmp_path / "a.jsonl", ["a"])
     (tmp_path / "out").mkdir()
     assert found(tmp_path) == []
@@ -178,7 +178,7 @@ def test_tokens_of_another_corpus_or_of_other_settings_are_refused_before_anythi
     assert main(words) == 2
 
 
-def test_the_command_says_all_of_it_at_once_with_cures_that_it_takes(tmp_path, capsys):
+def test_the_command_reports_all_problems_at_once_with_cures_that_it_accepts(tmp_path, capsys):
     jsonl(tmp_path / "a.jsonl", ["a"])
     (tmp_path / "a.jsonl").write_text('{"text": 1}\n{"text": "a"}')
     words = [f"src={tmp_path}/a.jsonl", f"dst={tmp_path}/a.jsonl", "tokenizer=bytes"]
@@ -203,7 +203,7 @@ def test_the_command_says_all_of_it_at_once_with_cures_that_it_takes(tmp_path, c
     assert "on_bad: error" in capsys.readouterr().out
 
 
-def test_the_step_is_one_of_a_run(tmp_path, capsys):
+def test_prepare_runs_as_a_step_of_a_run(tmp_path, capsys):
     file, src = tokenizer(tmp_path), jsonl(tmp_path / "a.jsonl", ["one", "two"])
     words = ["recipe=lm_single", "steps=[prepare]", f"{KEY}.src={src}", f"{KEY}.dst={tmp_path}/out"]
     words += [f"{KEY}.tokenizer_file={file}", f"{KEY}.workers=1", f"run_dir={tmp_path}/run"]

@@ -71,7 +71,7 @@ def test_what_is_held_out_by_its_name_is_not_trained_on_by_mistake(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["evaluation_of_tests", "valley", "latest"])
-def test_other_names_are_no_names_of_held_out_files(tmp_path, name):
+def test_names_that_only_resemble_those_of_held_out_files_are_accepted(tmp_path, name):
     write(tmp_path / f"{name}.tokens")
     write(tmp_path / "web.tokens")
     assert check(tokens(tmp_path)) == []
@@ -158,7 +158,7 @@ def test_files_too_short_for_a_window(tmp_path):
     assert said(tokens(tmp_path)) == (f"data.path: {a}: the longest of 2 files, 4 tokens are too few: {WINDOW}")
 
 
-def test_what_is_held_out_leaves_nothing(tmp_path):
+def test_too_few_tokens_besides_the_held_out_ones_are_refused(tmp_path):
     a = write(tmp_path / "a.tokens", 5)
     assert said(tokens(a, val_fraction=0.01)) == (
         f"data.path: {a}: 5 tokens, of which data.val_fraction=0.01 is held out, are too few: {WINDOW}"
