@@ -34,14 +34,14 @@ def asked(case: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
 @pytest.mark.parametrize("case", CASES)
-def test_it_holds(case: str, precision: Literal["fp64", "fp32", "bf16"]) -> None:
+def test_the_certificate_of_every_loss_holds(case: str, precision: Literal["fp64", "fp32", "bf16"]) -> None:
     parallel, more = asked(case)
     c = certificate(parallel, Certify(precision=precision), **more, train__precision=precision)
     assert c.holds, c.verdict()
 
 
 @pytest.mark.parametrize("case", some(CASES))
-def test_it_says_so_where_the_loss_is_another(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_certificate_reports_a_loss_that_differs(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parallel, more = asked(case)
     kind = CASES[case][3]
     real = kind.__call__

@@ -109,7 +109,7 @@ REFUSED: dict[str, tuple[Job, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_the_plan_refuses(case: str) -> None:
+def test_losses_and_metrics_that_cannot_be_computed_are_refused(case: str) -> None:
     j, text = REFUSED[case]
     with pytest.raises(RequestError) as caught:
         plan_job(j)
@@ -204,7 +204,7 @@ ENDS: dict[str, tuple[Job, str]] = {
 
 
 @pytest.mark.parametrize("case", ENDS)
-def test_the_run_ends_on_every_rank_and_names_it(case: str, tmp_path: Path) -> None:
+def test_a_loss_that_fails_in_the_run_ends_every_rank_and_is_named(case: str, tmp_path: Path) -> None:
     j, text = ENDS[case]
     plan = plan_job(j)
     with pytest.raises(RanksFailed) as failed:

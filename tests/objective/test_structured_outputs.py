@@ -60,7 +60,7 @@ def mean(output: Any, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("layout", some(LAYOUTS, one_in=2))
-def test_it_trains_as_plain_torch_does(layout: str, tmp_path: Path) -> None:
+def test_structured_outputs_train_as_in_plain_torch(layout: str, tmp_path: Path) -> None:
     jobs = {kind: asked(kind, LAYOUTS[layout], **changes) for kind, changes in KINDS.items()}
     train, held = Holed(8, "train"), Holed(8, "val")
     for kind, (plan, got) in trained.on_layouts(jobs, tmp_path).items():
@@ -80,7 +80,7 @@ def test_in_half_precision_a_loss_gets_float32(precision: str, tmp_path: Path) -
     assert all(map(math.isfinite, got.losses))
 
 
-def test_the_plan_says_what_there_is() -> None:
+def test_the_plan_has_the_keys_and_shapes_of_the_outputs() -> None:
     plan = plan_job(asked("dict", LAYOUTS["pp2"]))
     assert plan.output_keys == ("value", "logits")
     assert [t.shape for t in plan.output] == [(2, 8), (2, 8, 64)]
@@ -192,7 +192,7 @@ def test_what_takes_one_tensor_or_other_ones_is_refused(kind: str) -> None:
     assert str(refused.value).splitlines() == said
 
 
-def test_it_is_certified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_with_structured_outputs_is_certified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "recipe=null", "model=null", f"model._target_={OWN}.Heads", "model.kind=dict", "data=null",
         "data._target_=tests.parallel.sources.Holed", "data.seq_len=8",

@@ -77,7 +77,7 @@ def test_under_torchrun_a_layout_that_fails_on_one_rank_is_left_out_and_the_next
     assert steps(tmp_path / "run") == [1, 2]
 
 
-def test_one_that_hangs_is_ended_and_what_was_found_is_written_by_rank_0(tmp_path: Path) -> None:
+def test_a_layout_that_hangs_is_ended_and_rank_0_writes_the_result(tmp_path: Path) -> None:
     more = ("show=search", f"search.best={tmp_path}/best.yaml", "launch.timeout_s=20", "launch.nproc=null")
     done = torchrun(2, *CHOICE, limited("hang"), *more)
     assert done.returncode == 0, done.stderr
@@ -147,7 +147,7 @@ def tried(task: subprocess.Popen[str]) -> list[int]:
         ),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_starts(
+def test_layouts_that_cannot_be_measured_are_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
     asked = (*TINY, "train.steps=2", "parallel.pipeline.stages=[1,2]", "cluster=here", "launch.nproc=2")

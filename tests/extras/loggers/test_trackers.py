@@ -94,7 +94,7 @@ AGAIN = [(1, 1.0), (2, 2.0), (3, 3.0), (2, 20.0), (4, 40.0)]
 
 
 @each
-def test_what_becomes_of_steps_that_are_trained_again(
+def test_steps_that_are_trained_again_are_logged_again(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     fed(tmp_path, name, *AGAIN)
@@ -115,7 +115,7 @@ def test_a_run_that_begins_anew_in_its_folder_is_another(tmp_path: Path, name: s
 
 
 @each
-def test_numbers_that_are_none_stop_nothing(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_nan_and_infinite_values_stop_no_tracker(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     fed(tmp_path, name, (1, float("nan")), (2, float("inf")), (3, 3.0))
     (one,) = read(name, tmp_path)
     assert tuple(one["scalars"]["train/loss"][-1]) == (3, 3.0)
