@@ -99,7 +99,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("line", "text"), CASES.items(), ids=CASES)
-def test_it_says_what_to_type_here(line, text, tmp_path, monkeypatch, capsys):
+def test_a_word_of_hydra_is_answered_with_the_word_to_type_here(line, text, tmp_path, monkeypatch, capsys):
     (tmp_path / "own").mkdir()
     monkeypatch.chdir(tmp_path)
     assert main(line.split()) == 2
@@ -121,7 +121,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize(("line", "meant"), KEPT.items(), ids=KEPT)
-def test_pasted_it_keeps_all_else(line, meant, tmp_path, monkeypatch, capsys):
+def test_the_pasted_cure_keeps_all_other_words(line, meant, tmp_path, monkeypatch, capsys):
     (tmp_path / "own").mkdir()
     monkeypatch.chdir(tmp_path)
     assert main(line.split()) == 2

@@ -77,7 +77,7 @@ def hooked() -> nn.Module:
     (nn.Sequential(Odd(2, 2)), "*", "0: Odd does more than a linear module; remove it from the list"),
     (hooked(), "*", "0: it has hooks, which would be lost; remove it from the list"),
 ], ids=["no linear", "none at all", "a forward of its own", "hooks"])  # fmt: skip
-def test_what_cannot_be_adapted_is_refused(net: nn.Module, modules: str, told: str) -> None:
+def test_modules_that_cannot_have_an_adapter_are_refused(net: nn.Module, modules: str, told: str) -> None:
     with pytest.raises(RequestError) as refused:
         adapt(net, lora(modules))
     assert str(refused.value) == f"model.lora.modules: {told}"

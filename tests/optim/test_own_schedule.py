@@ -43,7 +43,7 @@ def test_an_argument_that_names_a_class_is_built_first():
     assert rates("Both", 4, first=first, at=2) == [0.25, 0.5, 0.0, 0.0]
 
 
-def test_any_number_will_do():
+def test_a_users_schedule_may_return_any_type_of_number():
     plan_job(asked("Numbers", steps=7))
     found = rates("Numbers", 7)
     assert found == [1, 0.5, 0.25, 0.125, 2, 0.0625, 0]
@@ -102,7 +102,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_no_training_can_go_by_is_refused(case):
+def test_a_users_schedule_that_cannot_be_used_is_refused(case):
     name, arguments, why = REFUSED[case]
     with pytest.raises(RequestError) as refused:
         plan_job(asked(name, **arguments))
@@ -110,7 +110,7 @@ def test_what_no_training_can_go_by_is_refused(case):
     assert said == f"schedule._target_: {OURS}{name}: {why}"
 
 
-def test_one_that_draws_random_numbers_is_refused():
+def test_a_users_schedule_that_draws_random_numbers_is_refused():
     found = own_schedule.problem(target("Noise"), ("tests",), 50)
     assert found is not None
     assert found.text.startswith(f"{OURS}Noise: at step 49 it returns 0.")
@@ -137,7 +137,7 @@ def test_of_a_very_long_one_steps_up_to_the_last(monkeypatch):
         assert own_schedule.problem(target("InverseRoot"), ("tests",), steps) is None
 
 
-def test_what_no_plan_has_seen_ends_the_run_with_the_step():
+def test_an_invalid_rate_after_the_planned_steps_ends_the_run_with_the_step():
     factor = factors(target("Ends", after=3), 3, ("tests",))
     assert factor(2) == 1.0
     with pytest.raises(RunError) as ended:

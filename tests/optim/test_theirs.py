@@ -185,7 +185,7 @@ def test_a_class_that_looks_at_whole_tensors_is_refused_where_they_are_cut(path,
     assert str(refused.value) == f"{text} {axis}; {TRAINS}{cure}"
 
 
-def test_the_cure_passes():
+def test_the_proposed_layout_for_lamb_is_planned():
     plan_job(asked("tests.optim.theirs.LAMB", "shards", parallel={"hsdp": None}, launch={"nproc": 2}))
 
 
@@ -243,7 +243,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize(("path", "layout", "why"), list(REFUSED.values()), ids=list(REFUSED))
-def test_what_cannot_be_right_is_refused(path, layout, why):
+def test_optimizers_that_a_layout_would_change_are_refused(path, layout, why):
     more = {} if path.endswith(("NoRate", "SparseAdam")) else {"lr": 0.05}
     with pytest.raises(RequestError) as refused:
         plan_job(asked(path, layout, optim={"_target_": path, **more}))
@@ -251,7 +251,7 @@ def test_what_cannot_be_right_is_refused(path, layout, why):
 
 
 @pytest.mark.parametrize("name", ["ById", "TextInState", "GlobalState", "Flat"])
-def test_without_a_checkpoint_it_may_keep_what_it_likes(name):
+def test_an_optimizer_may_have_any_state_if_nothing_is_saved(name):
     plan_job(asked(OURS + name, "one" if name == "GlobalState" else "replicas", steps=("train",)))
 
 

@@ -225,7 +225,7 @@ def test_what_cannot_be_one_graph_is_refused_and_runs_in_parts(net: str) -> None
     together({"": here(net, train__compile=AOT | {"fullgraph": False})})[""].assert_same()
 
 
-def test_what_only_a_run_finds_to_be_no_graph_ends_it_and_says_what_to_do() -> None:
+def test_code_that_only_the_run_finds_uncompilable_ends_it_with_a_cure() -> None:
     j = here("LateBroken", train__compile=AOT)
     with pytest.raises(RanksFailed) as caught:
         on_ranks(1, rank_step, j, plan_job(j))

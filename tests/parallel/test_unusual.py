@@ -111,7 +111,7 @@ def asked(net: str, parallel: dict[str, Any]) -> Job:
 
 
 @pytest.mark.parametrize("net", list(REFUSED))
-def test_what_a_layout_would_get_wrong_is_refused(net):
+def test_unusual_code_that_a_layout_would_change_is_refused(net):
     with pytest.raises(RequestError) as refused:
         plan_job(asked(net.strip(), REFUSED[net][0]))
     said = re.sub(r" \(\w+\.py:\d+\)", "", str(refused.value))
@@ -119,7 +119,7 @@ def test_what_a_layout_would_get_wrong_is_refused(net):
 
 
 @pytest.mark.parametrize("net", ["Refers", "RefersToBuffer", "RefersByCall", "Ensemble", "Wordless"])
-def test_on_one_stage_it_is_exact(net):
+def test_unusual_references_are_exact_on_one_stage(net):
     assert_parity(own(f"unusual_nets.{net}", [6], stages=1, train__batch_size=4))
 
 
@@ -133,7 +133,7 @@ def test_native_code_between_modules_is_refused_however_often_it_has_run(calls):
 
 
 @pytest.mark.parametrize("net", ["SavesInside", "Yields", "HookNotes", "Averages", "Remembers", "GrowsAside"])
-def test_where_nobody_shares_it_it_is_exact(net):
+def test_unusual_state_that_no_other_stage_shares_is_exact(net):
     assert_parity(own(f"unusual_nets.{net}", [6], stages=CUT, train__batch_size=4), parts=2)
 
 

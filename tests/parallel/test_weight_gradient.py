@@ -103,13 +103,13 @@ PUT_OFF = {
 
 
 @pytest.mark.parametrize("name", sorted(OPS))
-def test_an_operation_alone_and_three_times(name):
+def test_an_operation_used_once_or_several_times_has_the_gradients_of_a_full_backward(name):
     assert assert_same([name]) == MICROS * PUT_OFF.get(name, 0)
     assert_same([name] * 3)
     assert_same([name] * 2, leaf=False)
 
 
-def test_an_input_changed_between_the_halves_is_told():
+def test_an_input_that_changes_between_the_two_halves_is_reported():
     deferral, layer = Deferral(), torch.nn.Linear(3, 2)
     x = torch.randn(4, 3, requires_grad=True) * 2
     with deferral.running((x,)):

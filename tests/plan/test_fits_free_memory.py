@@ -37,7 +37,7 @@ def test_all_ranks_of_a_machine_share_its_memory_with_what_each_is_itself() -> N
 
 
 @pytest.mark.parametrize(("off", "fits"), [(0, True), (-1, False)], ids=["to the byte", "a byte too few"])
-def test_what_fits_is_compared_byte_by_byte(off: int, fits: bool) -> None:
+def test_a_plan_fits_if_the_free_memory_is_at_least_its_bytes(off: int, fits: bool) -> None:
     needed = asked()[1].estimate.memory[0].total + PROCESS
     assert found(ranks=(0,), free=Free(needed + off)).fits is fits
 
@@ -107,7 +107,7 @@ def test_lighter_layouts_are_tried_from_little_to_much(overrides: tuple[str, ...
      "does not fit: ranks 0-3 need 9.0 TB, 23.4 GB are free on this machine"),
     (Fit(9 << 40, 0, "cuda:3", (7,)), "does not fit: rank 7 needs 9.0 TB, 0 B are free on cuda:3"),
 ], ids=["fits", "by far", "not", "not on a device"])  # fmt: skip
-def test_what_is_said(found: Fit, text: str) -> None:
+def test_the_comparison_with_free_memory_is_printed(found: Fit, text: str) -> None:
     assert str(found) == text
     problem = problems(found, "parallel.hsdp.shard_size=-1")
     assert str(problem) == (

@@ -27,7 +27,7 @@ def test_nothing_is_measured_before_the_first_start(tmp_path: Path) -> None:
     assert resolved(Slurm(), (rows(tmp_path / "unsaved", 9.0, 2.0),))[0].signal_s == USUAL
 
 
-def test_what_is_said_stays(tmp_path: Path) -> None:
+def test_a_signal_s_of_the_request_is_not_changed(tmp_path: Path) -> None:
     assert resolved(Slurm(signal_s=77), (rows(tmp_path / "a", 1.0, 2.0, save_s=3.0),)) == (Slurm(signal_s=77), None)
 
 

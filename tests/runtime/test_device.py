@@ -45,7 +45,7 @@ def words(tree: ast.Module) -> Iterator[str]:
             yield node.name
 
 
-def test_nobody_else_names_a_kind_of_device() -> None:
+def test_only_listed_modules_name_a_kind_of_device() -> None:
     found = {
         module: sorted({w for w in words(trees()[module]) if any(name in w.lower() for name in NAMED)})
         for module in files()
@@ -68,7 +68,7 @@ def test_the_cpu_is_no_accelerator() -> None:
     device.synchronize(CPU)
 
 
-def test_what_torch_does_not_know_has_no_devices() -> None:
+def test_unknown_kinds_of_devices_have_a_count_of_zero() -> None:
     assert [device.count(kind) for kind in ("cpu", "npu", "no_such")] == [0, 0, 0]
     assert device.own_backend("no_such") is None
 

@@ -34,7 +34,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_it_goes_with_its_block(home):
+def test_a_scratch_folder_is_removed_with_its_block(home):
     with scratch() as folder:
         (folder / "store").touch()
         assert folder.parent == home

@@ -71,7 +71,7 @@ def test_level1_reduces_a_group_before_the_backward_of_the_one_before_it():
     ]  # fmt: skip
 
 
-def test_where_it_is_not_wanted_all_is_reduced_at_the_end():
+def test_without_overlap_all_groups_are_reduced_at_the_end():
     j = sharded("level1")
     off = {"transformer_opt": {"grad_computation_allreduce_overlap": False, "computation_allgather_overlap": False}}
     j = job(parallel=j.parallel.model_dump() | off)

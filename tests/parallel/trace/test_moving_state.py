@@ -38,7 +38,7 @@ KEPT = (
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["number", "list", "deque", "array", "python", "numpy"])
-def test_what_python_keeps_is_named(kind, layout):
+def test_python_state_that_a_forward_changes_is_noted(kind, layout):
     assert said(net(kind, layout)) == [KEPT]
 
 
@@ -48,7 +48,7 @@ def test_what_a_class_keeps_is_named_and_what_a_file_only_writes_is_not():
 
 
 @pytest.mark.parametrize("kind", ["torch", "shaped", "mean", "seen"])
-def test_it_is_named_where_the_model_looks_at_data(kind):
+def test_changed_state_of_a_data_dependent_model_is_noted(kind):
     assert said(net(kind)) == [KEPT]
 
 
@@ -60,7 +60,7 @@ def test_a_buffer_outside_the_state_dict_is_named():
 
 
 @pytest.mark.parametrize("kind", ["cache", "unread"])
-def test_what_is_filled_once_or_never_read_is_not(kind):
+def test_state_that_is_filled_once_or_never_read_gets_no_note(kind):
     assert said(net(kind)) == []
 
 

@@ -42,7 +42,7 @@ DRAWS = (
 @pytest.mark.parametrize("parallel", [REPLICAS, STAGES], ids=["replicas", "stages"])
 @pytest.mark.parametrize("looks", [False, True])
 @pytest.mark.parametrize("how", ["size", "rank", "reduce", "environment"])
-def test_who_asks_for_the_world_is_refused_on_several_ranks(how, looks, parallel):
+def test_a_model_that_queries_the_world_is_refused_on_several_ranks(how, looks, parallel):
     what = "the environment variable WORLD_SIZE" if how == "environment" else "torch.distributed.is_initialized()"
     with pytest.raises(RequestError) as refused:
         plan_job(net(how, parallel, looks))
@@ -81,11 +81,11 @@ def test_who_draws_from_a_stream_of_its_process_is_refused_on_several_ranks(how,
 
 
 @pytest.mark.parametrize("how", ["size", "rank", "reduce", "environment", "random", "numpy"])
-def test_on_one_rank_it_is_fine(how):
+def test_a_model_that_queries_the_world_is_planned_on_one_rank(how):
     plan_job(net(how, {}))
 
 
-def test_who_asks_whether_torch_can_is_no_such_model():
+def test_a_query_whether_torch_supports_distributed_is_allowed():
     plan_job(net("available", REPLICAS))
 
 

@@ -64,7 +64,7 @@ EARLY = {
 
 
 @pytest.mark.parametrize("word", EARLY, ids=["a mode of another backend", "CUDA graphs"])
-def test_what_is_wrong_with_any_model_is_known_without_one(word: str) -> None:
+def test_compile_settings_that_no_model_can_have_are_refused_without_a_model(word: str) -> None:
     assert str(refusal(word)) == EARLY[word]
 
 
