@@ -27,7 +27,7 @@ from launcher.checkpoint.store import identity
 from launcher.checkpoint.tensorfile.encryption import ANOTHER, FORMS, key_id
 from launcher.plan.settings.encryption import Trust
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import edit, filled, held, save, small
+from tests.checkpoint.saving import blobs_of_rank, edit, filled, save, small
 
 KEY, OTHER = bytes(range(32)), bytes(32)
 OURS = Trust("env:CHECKPOINT_KEY")
@@ -45,7 +45,9 @@ def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def written(home: Path, step: int, key: str = "env:CHECKPOINT_KEY") -> Path:
     final, plan = step_folder(home, step), small()
     full = filled(plan, step)
-    records = [write(partial(final), rank, plan, held(plan, rank, full), None, key) for rank in range(plan.grid.size)]
+    records = [
+        write(partial(final), rank, plan, blobs_of_rank(plan, rank, full), None, key) for rank in range(plan.grid.size)
+    ]
     commit(partial(final), final, records, {"step": step})
     return final
 

@@ -25,30 +25,30 @@ def file(tmp_path):
     return path
 
 
-def asked(path, *words):
+def tokens_job(path, *words):
     return job("data=tokens", f"data.path={path}", "data.seq_len=16", "model=lm_tiny", "steps=[train]", *words)
 
 
 @pytest.mark.parametrize("model", ["lm_tiny", "tied_pair"])
 def test_a_model_has_as_many_rows_as_the_header_says(file, model):
-    made, source = with_vocabulary(asked(file, f"model={model}"))
+    made, source = with_vocabulary(tokens_job(file, f"model={model}"))
     assert (made.model.vocab_size, made.data.vocab_size, vocab(made.data)) == (300, 300, 300)
     assert source == "as the headers of its files say"
     assert with_vocabulary(made) == (made, "")
 
 
 def test_the_plan_notes_the_vocab_size_that_null_resolves_to(file):
-    plan = plan_job(asked(file))
+    plan = plan_job(tokens_job(file))
     assert NOTE in [f"{n.key} {n.text}" for n in plan.notes]
     assert plan.params[0].spec.shape == (300, 32)
-    noted = plan_job(asked(file, "data.vocab_size=300")).notes
+    noted = plan_job(tokens_job(file, "data.vocab_size=300")).notes
     assert "data.vocab_size" not in [n.key for n in noted]
 
 
 def test_a_model_may_have_more_rows_than_there_are_tokens_but_not_fewer(file):
-    before_torch(settled(asked(file, "model.vocab_size=320")))
+    before_torch(settled(tokens_job(file, "model.vocab_size=320")))
     with pytest.raises(RequestError) as refused:
-        before_torch(settled(asked(file, "model.vocab_size=299")))
+        before_torch(settled(tokens_job(file, "model.vocab_size=299")))
     assert str(refused.value) == (
         "model.vocab_size: 299 are too few for the 300 tokens of data tokens (try: model.vocab_size=300)"
     )
@@ -71,7 +71,7 @@ def test_null_beside_a_class_of_the_users_own_is_refused():
 
 def test_images_are_not_what_a_language_model_reads_and_tokens_not_what_others_read(file):
     with pytest.raises(RequestError) as refused:
-        before_torch(settled(asked(file, "model=resnet50")))
+        before_torch(settled(tokens_job(file, "model=resnet50")))
     assert str(refused.value) == "model: model resnet reads images, data tokens has tokens"
 
 

@@ -71,11 +71,11 @@ def test_a_tab_completes_what_is_typed(shell: str, typed: str, meant: str, folde
     rc = tmp_path / {"bash": "rc", "zsh": ".zshrc"}[shell]
     rc.write_text(f"{start.format(folder / f'words.{shell}')}launcher() {{ {PRINTED}; }}\nPS1='ready> '\n")
     command = [str(rc) if word == "rc" else word for word in command]
-    given = asked(command, f"launcher {typed}\r", folder, ZDOTDIR=str(tmp_path))
+    given = completed_words(command, f"launcher {typed}\r", folder, ZDOTDIR=str(tmp_path))
     assert [word.removesuffix("/") for word in given] == meant.split()  # zsh removes the slash again
 
 
-def asked(command: list[str], typed: str, cwd: Path, **env: str) -> list[str]:
+def completed_words(command: list[str], typed: str, cwd: Path, **env: str) -> list[str]:
     """Type in an interactive shell, and return the arguments that it calls ``launcher`` with."""
     ours, theirs = pty.openpty()
     env = {**os.environ, **env, "TERM": "dumb"}

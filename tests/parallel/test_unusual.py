@@ -105,7 +105,7 @@ REFUSED = {
 }
 
 
-def asked(net: str, parallel: dict[str, Any]) -> Job:
+def job_with_net(net: str, parallel: dict[str, Any]) -> Job:
     pipeline = {"stages": 2, "stage_config": CUT}
     return own(f"unusual_nets.{net}", [6], stages=CUT, parallel={"pipeline": pipeline, **parallel})
 
@@ -113,7 +113,7 @@ def asked(net: str, parallel: dict[str, Any]) -> Job:
 @pytest.mark.parametrize("net", list(REFUSED))
 def test_unusual_code_that_a_layout_would_change_is_refused(net):
     with pytest.raises(RequestError) as refused:
-        plan_job(asked(net.strip(), REFUSED[net][0]))
+        plan_job(job_with_net(net.strip(), REFUSED[net][0]))
     said = re.sub(r" \(\w+\.py:\d+\)", "", str(refused.value))
     assert re.sub(r"\.py:\d+", ".py", said) == REFUSED[net][1]
 
@@ -129,7 +129,7 @@ def test_native_code_between_modules_is_refused_however_often_it_has_run(calls):
     for _ in range(calls):
         fused(torch.ones(2, requires_grad=True), torch.ones(2))
     with pytest.raises(RequestError, match="it runs native code, of torch"):
-        plan_job(asked("Scripted", {}))
+        plan_job(job_with_net("Scripted", {}))
 
 
 @pytest.mark.parametrize("net", ["SavesInside", "Yields", "HookNotes", "Averages", "Remembers", "GrowsAside"])

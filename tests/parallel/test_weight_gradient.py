@@ -35,7 +35,7 @@ def micros(leaf: bool) -> list[Micro]:
     return [(make().requires_grad_(leaf), tokens, make()) for _ in range(MICROS)]
 
 
-def whole(ops: Sequence[str], leaf: bool) -> list[Tensor | None]:
+def full_backward_gradients(ops: Sequence[str], leaf: bool) -> list[Tensor | None]:
     """Gradients of all parameters and inputs, from plain backwards."""
     model, batch = net(ops), micros(leaf)
     for x, tokens, goal in batch:
@@ -71,7 +71,7 @@ def finish(queue):
 
 
 def assert_same(ops: Sequence[str], leaf: bool = True) -> int:
-    expected, (got, count) = whole(ops, leaf), halves(ops, leaf)
+    expected, (got, count) = full_backward_gradients(ops, leaf), halves(ops, leaf)
     for e, g in zip(expected, got, strict=True):
         assert (e is None) == (g is None)
         if e is not None and g is not None:

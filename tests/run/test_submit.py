@@ -15,7 +15,7 @@ import pytest
 
 from launcher.__main__ import main
 from tests.ports import free_port
-from tests.run.launching import ROOT, TINY, checkpoints, run, shape, status, steps, until, whole
+from tests.run.launching import ROOT, TINY, checkpoints, complete_steps, run, shape, status, steps, until
 
 SRUN = """#!/bin/bash
 # The tasks of one step on two nodes, as srun starts them; it ends with the highest of their codes.
@@ -162,7 +162,7 @@ def test_told_to_stop_it_asks_to_be_requeued_and_goes_on(place: Path) -> None:
     job = place / "job"
     first = started(place, 0, str(free_port()))
     try:
-        until(lambda: (job / "metrics.jsonl").exists() and max(whole(job), default=0) >= 2, first)
+        until(lambda: (job / "metrics.jsonl").exists() and max(complete_steps(job), default=0) >= 2, first)
     finally:
         for pid in (place / "pids").read_text().split():
             os.kill(int(pid), signal.SIGUSR2)  # as --signal does

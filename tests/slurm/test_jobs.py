@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from tests.run.launching import TINY, last, losses, run, shape, status, tensors, whole
+from tests.run.launching import TINY, complete_steps, last, losses, run, shape, status, tensors
 from tests.slurm.cluster import missing, until
 
 pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.timeout(900)]
@@ -27,7 +27,7 @@ def submitted(job: Path, n: int, *more: str) -> str:
 
 
 def trained(job: Path, step: int) -> bool:
-    return (job / "metrics.jsonl").exists() and max(whole(job), default=0) >= step
+    return (job / "metrics.jsonl").exists() and max(complete_steps(job), default=0) >= step
 
 
 def is_(job: Path, state: str) -> bool:

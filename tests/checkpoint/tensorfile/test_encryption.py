@@ -27,7 +27,7 @@ from launcher.checkpoint.tensorfile.encryption import (
 from launcher.checkpoint.tensorfile.safetensors import Blob, read_header
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
-from tests.checkpoint.saving import Full, filled, held, save
+from tests.checkpoint.saving import Full, blobs_of_rank, filled, save
 
 KEY, OTHER = bytes(range(32)), bytes(32)
 GRID = Grid((("dp_shard", 2),))
@@ -52,19 +52,20 @@ def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Full]
 def written(final: Path, full: Full) -> None:
     plan, rng = strategy(), {"rng": Blob.of("uint8", (2,), b"ab")}
     records = [
-        write_rank(partial(final), rank, plan, held(plan, rank, full), rng, "env:CHECKPOINT_KEY") for rank in range(2)
+        write_rank(partial(final), rank, plan, blobs_of_rank(plan, rank, full), rng, "env:CHECKPOINT_KEY")
+        for rank in range(2)
     ]
     commit(partial(final), final, records, {"step": 1})
 
 
-def whole(folder: Path) -> Full:
+def full_tensors(folder: Path) -> Full:
     found = open_checkpoint(folder)
     return {name: bytes(b.data) for name, b in read_rank(found, single(found.strategy), 0).items()}
 
 
 def refusal(folder: Path) -> str:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is what is tested
-        whole(folder)
+        full_tensors(folder)
     return str(caught.value)
 
 
@@ -72,11 +73,11 @@ def test_an_encrypted_checkpoint_is_read_transformed_and_exported_unchanged(
     sealed: tuple[Path, Full], tmp_path: Path
 ) -> None:
     folder, full = sealed
-    assert whole(folder) == full
+    assert full_tensors(folder) == full
     assert verify(folder) == []
     assert bytes(read_extra(open_checkpoint(folder), 1)["rng"].data) == b"ab"
     transform(folder, tmp_path / "one", single(strategy()))
-    assert whole(tmp_path / "one") == full
+    assert full_tensors(tmp_path / "one") == full
     assert open_checkpoint(tmp_path / "one").key == KEY
     export(folder, tmp_path / "full.safetensors")
     header = read_header(tmp_path / "full.safetensors")
@@ -129,7 +130,7 @@ def test_a_file_of_another_checkpoint_with_the_same_key_is_named(sealed: tuple[P
         shutil.copy(other / f"rank_{rank}/model.safetensors", path)
         assert refusal(folder) == f"{path}: {text}"
         assert f"{path}: {text}" in verify(folder)
-    assert whole(other) != full
+    assert full_tensors(other) != full
 
 
 def test_two_machines_with_two_keys_at_one_place_are_noticed_when_it_is_written(
@@ -138,7 +139,9 @@ def test_two_machines_with_two_keys_at_one_place_are_noticed_when_it_is_written(
     final, plan, full, records = tmp_path / "checkpoint", strategy(), filled(strategy()), []
     for rank, key in enumerate((OTHER, KEY)):
         monkeypatch.setenv("CHECKPOINT_KEY", key.hex())
-        records.append(write_rank(partial(final), rank, plan, held(plan, rank, full), None, "env:CHECKPOINT_KEY"))
+        records.append(
+            write_rank(partial(final), rank, plan, blobs_of_rank(plan, rank, full), None, "env:CHECKPOINT_KEY")
+        )
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is what is tested
         commit(partial(final), final, records, {"step": 1})
     path = partial(final) / "rank_0/model.safetensors"
@@ -159,7 +162,7 @@ def test_transform_and_import_encrypt_with_the_requested_key(
                 key="env:NEW")  # fmt: skip
     monkeypatch.delenv("CHECKPOINT_KEY")
     for name in ("new", "sealed", "imported"):
-        assert whole(tmp_path / name) == full
+        assert full_tensors(tmp_path / name) == full
         assert open_checkpoint(tmp_path / name).key == OTHER
 
 
@@ -175,10 +178,10 @@ def test_an_environment_variable_says_where_a_moved_key_is(
     )
     (tmp_path / "key").write_bytes(KEY)
     monkeypatch.setenv(ANOTHER, f"file:{tmp_path}/key")
-    assert whole(folder) == full
+    assert full_tensors(folder) == full
     transform(folder, tmp_path / "one", single(strategy()))
     monkeypatch.delenv(ANOTHER)
-    assert whole(tmp_path / "one") == full
+    assert full_tensors(tmp_path / "one") == full
 
 
 def flipped(data: bytes, at: int) -> bytes:

@@ -25,10 +25,10 @@ from tests.data.chat.chats import (
     MARKED,
     MISTRAL,
     TURNS,
-    asked,
     expected,
     messages,
     read,
+    request_words,
     written,
 )
 from tests.run.launching import losses, shape
@@ -183,7 +183,7 @@ def test_a_bad_row_is_named_or_left_out(
     settings = written(tmp_path, CHATML, [messages()])
     path = Path(str(settings.path))
     path.write_text(path.read_text() + line + "\n")
-    words = asked(settings)
+    words = request_words(settings)
     assert main([*words, "show=plan"]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
@@ -206,7 +206,7 @@ def test_rows_of_another_known_form_are_told_with_a_command_that_rewrites_them(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = written(tmp_path, CHATML, [OTHERS[form]])
-    assert main([*asked(settings), "show=plan"]) == 2
+    assert main([*request_words(settings), "show=plan"]) == 2
     said = capsys.readouterr().err
     assert f"a row in {form} form; " in said
     assert "on_bad" not in said
@@ -256,7 +256,7 @@ def test_a_template_that_does_not_mark_the_assistants_tokens_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings = written(tmp_path, template, [messages(turns)])
-    assert main([*asked(settings), "show=plan"]) == 2
+    assert main([*request_words(settings), "show=plan"]) == 2
     assert f"  data.path: {settings.path}:1: {why}\n    set by" in capsys.readouterr().err  # skipped, so no row is left
 
 
@@ -264,17 +264,17 @@ def test_files_that_are_no_tokenizer_or_no_template_are_refused(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = written(tmp_path, "{% for m in messages %}", [messages()])
-    assert main([*asked(settings), "show=plan"]) == 2
+    assert main([*request_words(settings), "show=plan"]) == 2
     assert "data.tokenizer_file: not a template: Unexpected end of template." in capsys.readouterr().err
     settings = written(tmp_path, "", [messages()])
-    assert main([*asked(settings), "show=plan"]) == 2
+    assert main([*request_words(settings), "show=plan"]) == 2
     assert (
         f"data.path: {settings.path}:1: it has messages, but the tokenizer has no chat template; give "
         "data.template=FILE\n"
     ) in capsys.readouterr().err
     settings = written(tmp_path, CHATML, [messages()])
     size = tokenizer.get_vocab_size()
-    words = [*asked(settings), "data.vocab_size=200", "show=plan"]
+    words = [*request_words(settings), "data.vocab_size=200", "show=plan"]
     assert main(words) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
@@ -282,10 +282,10 @@ def test_files_that_are_no_tokenizer_or_no_template_are_refused(
         "    set by: data.vocab_size=200 (command line)\n"
         f"    try:    data.vocab_size={size}\n"
     )
-    assert main([*asked(settings), "model.vocab_size=100", "show=plan"]) == 2
+    assert main([*request_words(settings), "model.vocab_size=100", "show=plan"]) == 2
     assert f"model.vocab_size: 100 are too few for the {size} tokens of data chat" in capsys.readouterr().err
     (tmp_path / "rows.jsonl").write_text("\n")
-    assert main([*asked(settings), "show=plan"]) == 2
+    assert main([*request_words(settings), "show=plan"]) == 2
     assert f"data.path: {settings.path}: it has no rows" in capsys.readouterr().err
 
 
@@ -293,7 +293,7 @@ def test_a_bad_row_far_down_ends_the_run_by_its_line(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = written(tmp_path, CHATML, [messages()] * 60 + [{"messages": []}])
-    assert main([*asked(settings), f"run_dir={tmp_path}/run"]) == 1
+    assert main([*request_words(settings), f"run_dir={tmp_path}/run"]) == 1
     assert capsys.readouterr().err.splitlines()[0] == (
         f"error: data.path: {settings.path}:61: 'messages' is not a list of messages; "
         "data.on_bad=skip leaves out bad rows and counts them"
@@ -304,7 +304,7 @@ def test_where_no_row_is_left_nothing_starts(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = written(tmp_path, CHATML, [{"messages": []}] * 3)
-    words = [*asked(settings), "data.on_bad=skip", f"run_dir={tmp_path}/run"]
+    words = [*request_words(settings), "data.on_bad=skip", f"run_dir={tmp_path}/run"]
     first = f"{settings.path}:1: 'messages' is not a list of messages"
     assert main(words) == 2
     assert f"  data.path: none of its rows can be trained on: {first}\n" in capsys.readouterr().err

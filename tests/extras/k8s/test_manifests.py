@@ -41,14 +41,14 @@ def values(kind: str, *k8s: str, each: int = 8, more: tuple[str, ...] = ("launch
     return KINDS[kind][1](cluster_job(job, job.launch.k8s, each, Path("/shared/me/runs/lm_8b/0001")))
 
 
-def whole(kind: str) -> dict[str, Any]:
+def full_manifest(kind: str) -> dict[str, Any]:
     """Return the manifest with all optional settings."""
     restarts = () if kind == "pytorchjob" else ("launch.max_restarts=3",)
     return values(kind, *ASKED[kind], more=("launch.nnodes=8", *restarts))
 
 
 def written(kind: str) -> str:
-    return as_yaml(whole(kind), ("Written by launcher.",))
+    return as_yaml(full_manifest(kind), ("Written by launcher.",))
 
 
 def scripts(kind: str, document: dict[str, Any]) -> list[str]:
@@ -68,13 +68,13 @@ def test_a_manifest_is_its_golden_file(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_yaml_of_a_manifest_parses_to_its_values(kind: str) -> None:
-    assert yaml.safe_load(written(kind)) == whole(kind)
+    assert yaml.safe_load(written(kind)) == full_manifest(kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("all_of_it", [False, True], ids=["least", "all"])
 def test_every_field_is_one_that_the_interface_has(kind: str, all_of_it: bool) -> None:
-    document = whole(kind) if all_of_it else values(kind, "gpu=H100")
+    document = full_manifest(kind) if all_of_it else values(kind, "gpu=H100")
     assert list(unknown(document, KNOWN[kind])) == []
 
 

@@ -14,7 +14,7 @@ import yaml
 from launcher.__main__ import main
 from tests.extras.k8s.test_manifests import scripts
 from tests.ports import free_port
-from tests.run.launching import ROOT, TINY, checkpoints, status, steps, until, whole
+from tests.run.launching import ROOT, TINY, checkpoints, complete_steps, status, steps, until
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_pods_that_are_told_to_stop_save_and_go_on(place: Path) -> None:
 
     pods = started()
     try:
-        until(lambda: (job / "metrics.jsonl").exists() and max(whole(job), default=0) >= 2, pods[0])
+        until(lambda: (job / "metrics.jsonl").exists() and max(complete_steps(job), default=0) >= 2, pods[0])
         pods[1].send_signal(signal.SIGTERM)
         assert [pod.wait(300) for pod in pods] == [138, 138]
         assert status(job)["status"] == "preempted"

@@ -16,7 +16,7 @@ from launcher.extras.mindspore.ckpt import write_ckpt
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import filled, held, save
+from tests.checkpoint.saving import blobs_of_rank, filled, save
 from tests.extras.mindspore.small_net import Home, made, net
 from tests.extras.mindspore.truth import blobs
 
@@ -100,7 +100,7 @@ def copies(home: Home, ranks: int, change: dict[int, dict[str, Blob]] | None = N
     """Write ``rank_<k>`` folders of data-parallel ranks; each has the full checkpoint."""
     folder = home.path / "copies"
     one = net(1, shapes=SHAPES)
-    full = held(one, 0, filled(one))
+    full = blobs_of_rank(one, 0, filled(one))
     for rank in range(ranks):
         tensors = {**full, **(change or {}).get(rank, {})}
         path = folder / f"rank_{rank}" / "net-1_1.ckpt"

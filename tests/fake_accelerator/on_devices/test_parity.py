@@ -106,7 +106,7 @@ def cell(schedule: str, data: str, tp: bool, tied: bool, recompute: str, precisi
 
 
 @cache
-def found() -> Mapping[tuple[Any, ...], Run]:
+def runs_of_rows() -> Mapping[tuple[Any, ...], Run]:
     """The runs are planned in one child process; the ranks are started once per world size."""
     jobs = {row: cell(*row) for row in ROWS}
     plans, wants = apart(expected, jobs)
@@ -136,7 +136,7 @@ def one_step_each(world: Any, cells: Mapping[Any, tuple[Job, Plan]]) -> dict[Any
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(str(word) for word in row))
 def test_every_gradient_is_that_of_the_cpu(row: tuple[Any, ...]) -> None:
-    found()[row].assert_same()
+    runs_of_rows()[row].assert_same()
 
 
 def pairs(row: tuple[Any, ...]) -> set[Pair]:
