@@ -132,7 +132,7 @@ def test_the_pasted_cure_keeps_all_other_words(line, meant, tmp_path, monkeypatc
 
 def test_a_launcher_of_slurm_is_an_option_of_launch() -> None:
     """The printed text depends on whether Slurm is installed."""
-    text, cure = overrides.instead("hydra/launcher", "submitit_slurm")
+    text, cure = overrides.hydra_hint("hydra/launcher", "submitit_slurm")
     assert (text, cure) == (f"{NO_EFFECT}; launch=slurm submits a run to Slurm; {CELLS}", "launch=slurm")
     assert compose([cure]).job.launch.slurm is not None
 

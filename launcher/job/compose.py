@@ -311,7 +311,7 @@ def _idle(origins: Origins) -> Iterator[Problem]:
     """Reports Hydra's own settings in a file: the launcher does not read them."""
     origin = origins.of("hydra")
     if origin is not None and not origin.typed:
-        yield Problem("", f"{origin.where}: {override_words.instead('hydra', None)[0]}")
+        yield Problem("", f"{origin.where}: {override_words.hydra_hint('hydra', None)[0]}")
 
 
 def _nested_recipes(places: Iterable[tuple[str, Origin]]) -> Iterator[Problem]:

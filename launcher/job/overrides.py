@@ -51,7 +51,7 @@ _PLAIN = r"[\w./-]+"
 _PATHS = re.compile(rf"(?:file://)?({_PLAIN})", re.ASCII)
 
 
-def instead(key: str, value: Any) -> tuple[str, str]:
+def hydra_hint(key: str, value: Any) -> tuple[str, str]:
     """A sentence about Hydra's ``key``, and the override that means the same; "" if there is none."""
     known = (k for k in (*_INSTEAD, "") if not k or key == k or key.startswith((f"{k}.", f"{k}/")))
     return f"{NO_EFFECT}; {_INSTEAD.get(next(known), _OTHERWISE)}", _cure(key, value)
@@ -244,7 +244,7 @@ def _unsupported(key: str, text: str, parsed: Parsed) -> Problem | None:
     if parsed.package is not None:
         return Problem("", f"{shown}: '@' is not supported here", paste(key, parsed.value()), (text,))
     if parsed.is_hydra_override() or key == "hydra":
-        why, cure = instead(key, None if parsed.is_delete() else parsed.value())
+        why, cure = hydra_hint(key, None if parsed.is_delete() else parsed.value())
         return Problem(key, why, cure)
     return None
 

@@ -113,7 +113,7 @@ def where(step: Step) -> Where:
     return place(step) if callable(place) else place
 
 
-def of_best(step: Step) -> bool:
+def reads_best(step: Step) -> bool:
     """Returns true if the step reads the best checkpoint of the run."""
     row = verb(step)
     return row.best and getattr(step, row.source) == BEST

@@ -30,7 +30,7 @@ from launcher.plan.settings.checkpoint import AVERAGE
 from launcher.plan.settings.encryption import trust
 from launcher.plan.values.note import Note
 from launcher.plan.values.optimizer import OptimizerTraits
-from launcher.plan.verbs import CHECKPOINT, loads, needs, of_best, saves_on_ranks, starts, verb
+from launcher.plan.verbs import CHECKPOINT, loads, needs, reads_best, saves_on_ranks, starts, verb
 from launcher.run.resume_changes import ACCEPT, changes, sets, unknown
 from launcher.runtime.run_folder import at_work
 from launcher.steps.file_checks import no_manifest
@@ -77,7 +77,7 @@ def _loads(job: Job) -> dict[str, str]:
     for name, step in job.steps.items():
         saved |= step.kind == "save"
         path = getattr(step, verb(step).source) if loads(step) else None
-        if path is not None and not of_best(step):
+        if path is not None and not reads_best(step):
             own = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(home))
             if not (saved and own):
                 out[name] = path

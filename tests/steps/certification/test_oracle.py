@@ -247,7 +247,7 @@ def test_only_what_never_learns_and_runs_in_half_precision_may_be_kept_so() -> N
     made = {n: t.detach().bfloat16() for n, t in plain.items()}
 
     def dtypes(precision: str) -> set[str]:
-        kept = models.kept_as(made, plain, precision)
+        kept = models.in_dtypes_of_run(made, plain, precision)
         assert all(t.float().equal(plain[n].to(t.dtype).float()) for n, t in kept.items())
         return {n for n, t in kept.items() if t.dtype == torch.bfloat16}
 

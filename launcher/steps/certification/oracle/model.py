@@ -20,7 +20,7 @@ KEPT = {"fp64": torch.float64}
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def kept(precision: str) -> torch.dtype:
+def weight_dtype(precision: str) -> torch.dtype:
     """The dtype of weights, gradients and optimizer state in a run of this ``precision``."""
     return KEPT.get(precision, torch.float32)
 
@@ -33,7 +33,7 @@ def construct(job: Job, seed: int) -> nn.Module:
     default = torch.get_default_dtype()
     with _streams():
         torch.manual_seed(seed)
-        torch.set_default_dtype(kept(job.train.precision))
+        torch.set_default_dtype(weight_dtype(job.train.precision))
         try:
             model = build_model(job.model, job.security.allow)
             model.train()  # whatever mode its constructor left it in
@@ -118,7 +118,9 @@ def move(model: nn.Module, device: torch.device) -> None:
             owner[name] = moved
 
 
-def kept_as(made: Mapping[str, Tensor], plain: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:
+def in_dtypes_of_run(
+    made: Mapping[str, Tensor], plain: Mapping[str, Tensor], precision: str
+) -> dict[str, Tensor]:
     """``plain`` in the dtypes of a run: a frozen parameter is in half precision if it is in ``made``."""
     low = LOW.get(precision)
     frozen = {n for n, t in plain.items() if isinstance(t, nn.Parameter) and not t.requires_grad}
@@ -126,7 +128,7 @@ def kept_as(made: Mapping[str, Tensor], plain: Mapping[str, Tensor], precision: 
     return {n: t.detach().to(low) if n in half else t for n, t in plain.items()}
 
 
-def another(model: nn.Module) -> nn.Module:
+def copy_sharing_weights(model: nn.Module) -> nn.Module:
     """A copy of ``model`` that shares only its trainable parameters.
 
     A forward may change frozen parameters, such as those of a teacher. Each rank changes its own copy.
@@ -144,7 +146,7 @@ def share(model: nn.Module, weights: nn.Module) -> nn.Module:
     return model
 
 
-def computing(model: nn.Module, precision: str) -> Callable[..., Any]:
+def forward_function(model: nn.Module, precision: str) -> Callable[..., Any]:
     """A function that runs ``model``; in half precision it casts the weights in every call.
 
     Parameters of modules with running statistics are not cast.
