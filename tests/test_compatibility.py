@@ -31,7 +31,7 @@ def test_every_combination_is_as_written_down() -> None:
     assert once() == {cell: golden()[cell] for cell in TRIED}, AGAIN
 
 
-def test_what_is_refused_is_refused_by_the_planners_one_table() -> None:
+def test_every_refusal_of_the_matrix_comes_from_the_settings_of_the_plan() -> None:
     for cell, said in golden().items():
         job = job_of_cell(cell)
         problems = [*device_matrix.problems(job, 4)] if choose_engine(job).over_matrices else []

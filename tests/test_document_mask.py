@@ -241,7 +241,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_keep_documents_apart_is_refused(corpus, case):
+def test_requests_that_cannot_keep_documents_apart_are_refused(corpus, case):
     changes, said = REFUSED[case]
     with pytest.raises(RequestError) as refused:
         plan_job(job_with_documents(corpus, **{"parallel": {}} | changes))

@@ -96,7 +96,7 @@ EXACT = {
 
 
 @pytest.mark.parametrize("case", some(EXACT))
-def test_its_loss_is_that_of_one_process_and_it_leaves_nothing_behind(case: str, tmp_path: Path) -> None:
+def test_an_evaluation_has_the_loss_of_one_process_and_changes_nothing(case: str, tmp_path: Path) -> None:
     middle, layout = EXACT[case]
     count = 16 if middle in ("Awake", "Untracked") else 13  # these need full micro batches
     j = kept(middle, layout, data=DATA | {"held_out": count})

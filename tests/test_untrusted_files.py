@@ -41,7 +41,7 @@ SAID = {
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_regular_file_is_not_opened(
+def test_a_path_that_is_no_regular_file_is_not_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, reader: str
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the address of a socket must be short

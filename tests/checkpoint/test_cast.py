@@ -35,7 +35,7 @@ def test_every_number_becomes_what_torch_makes_of_it(old: str, new: str) -> None
 
 @pytest.mark.parametrize("new", NAMES)
 @pytest.mark.parametrize("old", NAMES)
-def test_what_is_written_is_rounded_once_as_torch_rounds_it(old: str, new: str) -> None:
+def test_casts_round_once_as_torch_does(old: str, new: str) -> None:
     halves = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16).float()
     ties = torch.arange(1.0, 2.0, 2.0**-12)  # half-way between neighbors of 8 and of 11 bits too
     t = torch.cat([halves[halves.abs() < 6e4], ties, -ties, torch.tensor([float("inf"), float("nan")])])

@@ -264,7 +264,7 @@ def test_a_typed_name_of_a_value_is_the_users_own(here):
     assert "security.allow" not in refused([f"recipe={path}", "security.allow=${parallel.operators.x}"])
 
 
-def test_what_is_typed_is_the_users_own(here):
+def test_typed_settings_are_trusted_beside_an_untrusted_recipe(here):
     path = write(here.parent / "there", "train: {steps: 3}")
     assert refused([f"recipe={path}", "security.allow=[mine]", "name=${oc.env:USER}"]) == {}
 

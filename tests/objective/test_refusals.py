@@ -134,7 +134,7 @@ def test_a_loss_of_another_dtype_than_the_run_is_refused() -> None:
     assert "expected m1 and m2 to have the same dtype, but got: float != double" in problem.text
 
 
-def test_what_does_not_add_up_is_refused_in_float32_too() -> None:
+def test_a_float32_loss_that_does_not_add_up_over_samples_is_refused() -> None:
     with pytest.raises(RequestError) as caught:
         plan_job(job_with_loss(loss=own("NarrowMean", dtype="float32"), train__precision="fp32"))
     assert str(caught.value).endswith(f"; {CUT}")
@@ -154,7 +154,9 @@ def test_no_dtype_of_the_loss_excuses_sums_that_do_not_add_up(loss: dict[str, An
 
 @pytest.mark.parametrize(("name", "key"), [("MeanOfMeans", "loss"), ("Largest", "metrics")])
 @pytest.mark.parametrize("parallel", [PP, PIECES], ids=["pp", "pieces"])
-def test_what_does_not_add_up_is_refused(name: str, key: str, parallel: dict[str, Any]) -> None:
+def test_a_loss_or_metric_that_does_not_add_up_over_samples_is_refused(
+    name: str, key: str, parallel: dict[str, Any]
+) -> None:
     change: dict[str, Any] = {"loss": own(name)} if key == "loss" else {"metrics": [own(name)]}
     with pytest.raises(RequestError) as caught:
         plan_job(job_with_loss(parallel=parallel, **change))

@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_takes_one_tensor_or_other_ones_is_refused(kind: str) -> None:
+def test_a_loss_that_does_not_take_these_outputs_is_refused(kind: str) -> None:
     changes, said = REFUSED[kind]
     changes = dict(changes)
     with pytest.raises(RequestError) as refused:

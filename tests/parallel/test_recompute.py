@@ -201,7 +201,7 @@ def test_gathers_of_single_weights_have_the_same_numbers(way):
 
 
 @pytest.mark.parametrize(("operators", "way"), some(product(["megatron", "sequence"], TP_WAYS)))
-def test_what_operators_send_again_is_planned(operators, way):
+def test_collectives_that_operators_repeat_are_planned(operators, way):
     """Recomputation sends these besides the collectives of a plain step."""
 
     def asked(recompute: Any) -> Job:
@@ -226,7 +226,7 @@ def test_what_operators_send_again_is_planned(operators, way):
 
 
 @pytest.mark.parametrize("layout", ["one stage, level3", "1f1b, level2"])
-def test_what_auto_chooses_has_the_same_numbers(layout):
+def test_auto_recomputation_has_the_same_gradients(layout):
     ranks, parallel = WHOLE[layout]
     plain = tied(parallel)
     free = max(m.total for m in plan_job(plain).estimate.memory)

@@ -270,7 +270,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("job", "text"), list(REFUSED.values()), ids=list(REFUSED))
-def test_what_cannot_be_cut_is_refused_with_the_cure(job, text):
+def test_models_that_cannot_be_cut_are_refused_with_the_cure(job, text):
     with pytest.raises(RequestError) as refused:
         plan_job(job)
     assert str(refused.value) == text

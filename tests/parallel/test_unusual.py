@@ -137,7 +137,7 @@ def test_unusual_state_that_no_other_stage_shares_is_exact(net):
     assert_parity(own(f"unusual_nets.{net}", [6], stages=CUT, train__batch_size=4), parts=2)
 
 
-def test_what_torch_func_differentiates_is_exact_on_one_rank():
+def test_a_model_that_uses_torch_func_grad_is_exact_on_one_rank():
     assert_parity(own("unusual_nets.Differentiates", [6], stages=1, train__batch_size=4))
 
 

@@ -78,7 +78,7 @@ def test_early_ranks_of_1f1b_run_more_again():
 
 
 @pytest.mark.parametrize("layout", some(LAYOUTS))
-def test_what_is_planned_fits_and_says_so(layout):
+def test_a_plan_with_auto_recomputation_fits_and_says_so(layout):
     room = between(layout, 0.5)
     plan = plan_job(job_with_memory(layout, room))
     assert plan.recomputed
@@ -115,7 +115,7 @@ def test_a_memory_that_nobody_knows_is_refused():
     )
 
 
-def test_what_does_not_fit_however_much_runs_again_is_refused_with_a_layout_that_does(monkeypatch):
+def test_a_step_that_no_recomputation_makes_fit_is_refused_with_a_cure(monkeypatch):
     room = between("one stage", -0.02)
     said = refusal(job_with_memory("one stage", room))
     head = "parallel.recompute: auto: however many blocks run again, a step does not fit: rank 0 needs "

@@ -52,7 +52,7 @@ def test_where_a_step_runs_and_what_it_needs_may_hang_on_its_settings(asked: Ste
     assert (where(asked), needs(asked)) == (place, lacks)
 
 
-def test_what_a_step_writes_is_named_by_one_of_its_settings() -> None:
+def test_the_output_of_a_step_is_named_by_one_of_its_settings() -> None:
     named = [step("transform", dst="a"), step("export", path="b"), step("merge_strategies", dst="c")]
     named.append(step("prepare", src="here", dst="d", tokenizer="bytes"))
     assert [output(s) for s in named] == ["a", "b", "c", "d"]

@@ -78,7 +78,7 @@ def test_weights_of_experts_are_left_whole(monkeypatch: pytest.MonkeyPatch) -> N
     assert not any("experts" in glob for glob in found)
 
 
-def test_what_is_named_beside_it_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strategy_of_the_request_overrides_operators_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     use_tp_plan(monkeypatch, STYLES, (4,))
     asked = job(*HF, "parallel.grid.tp=2", "parallel.operators.lm_head={weight: [null, tp]}")
     assert hugging_face_operators.written(asked).parallel.operators["lm_head"] == ROWS

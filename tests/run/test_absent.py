@@ -95,7 +95,7 @@ def test_ranks_with_other_secrets_end_at_once(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_who_waits_for_a_rank_that_has_refused_a_message_is_told_so():
+def test_waiting_for_a_rank_that_has_refused_a_message_raises_an_error():
     store = Messages(HashStore(), Secret(b"k"))
     Messages(store._store, Secret(b"other")).refuse(2)
     with pytest.raises(rendezvous.MessageRefused) as caught:

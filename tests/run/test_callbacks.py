@@ -83,7 +83,7 @@ HOOKS = "on_start, on_step, on_eval, on_save, on_end"
     ],
     ids=["no hook", "misspelt", "arguments"],
 )
-def test_what_cannot_be_called_is_refused(tmp_path, capsys, typed, says):
+def test_callbacks_without_a_valid_hook_are_refused(tmp_path, capsys, typed, says):
     words = [*TINY, *shape(), f"callbacks=[{typed}]", ALLOW, "train.steps=4", f"run_dir={tmp_path}/run"]
     name = typed.split(": ")[1].rstrip("}")
     assert main(words) == 2

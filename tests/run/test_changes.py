@@ -125,7 +125,7 @@ def test_a_change_is_refused_and_its_cure_passes(words, key, text, cure, path, c
     plan(capsys, *resume_words(path, *words), *shlex.split(cure))
 
 
-def test_what_was_forgotten_is_put_back(trained, capsys):
+def test_the_cure_restores_a_setting_that_was_forgotten(trained, capsys):
     words = [*ONE, "train.steps=4", f"run_dir={trained}", "data.seq_len=4"]
     before = sorted(p for p in trained.rglob("*") if p.name != ".lock")
     path = trained / "checkpoints/step-000002"
@@ -140,7 +140,7 @@ def test_what_was_forgotten_is_put_back(trained, capsys):
     plan(capsys, *words, "seed=3")
 
 
-def test_what_people_change_is_noted(path, capsys):
+def test_common_changes_since_a_checkpoint_are_noted(path, capsys):
     words = resume_words(path, "optim.lr=0.5", "train.clip_norm=null", "optim.betas=[0.8,0.9]", "optim.weight_decay=0")
     said = plan(capsys, *words)
     assert " optim.lr 0.003 -> 0.5: since step-000002 " in f"{said} "
@@ -201,7 +201,7 @@ def test_a_checkpoint_says_the_settings_of_what_trained_it_last(path, capsys):
     assert "was trained with 7: " in refusal(capsys, *resume_words(here / "checkpoints/step-000004"))
 
 
-def test_what_a_load_goes_on_from_is_compared_where_training_follows(path, capsys):
+def test_a_loaded_checkpoint_is_compared_only_if_training_follows(path, capsys):
     words = [*resume_words(path)[:-1], f"steps.load.path={path}", "seed=1"]
     err = refusal(capsys, *words, "steps=[load,train,save]")
     assert f"  seed = 1: {path} was trained with 3: " in err
@@ -275,7 +275,7 @@ def test_a_name_that_no_setting_has_is_not_accepted(path, capsys):
     ) in err
 
 
-def test_what_is_not_here_is_compared_when_the_run_starts(capsys):
+def test_a_checkpoint_that_is_not_on_this_machine_is_checked_at_the_start(capsys):
     said = plan(capsys, *resume_words(Path("nowhere/step-000002")))
     assert "checkpoint.resume nowhere/step-000002 is not on this machine; it is checked when the run starts" in said
 

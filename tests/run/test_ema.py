@@ -44,7 +44,7 @@ def far(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
     return max(float(np.abs(a[n] - b[n]).max() / np.abs(b[n]).max()) for n in a)
 
 
-def test_it_is_the_average_of_the_weights_that_every_step_has_saved(straight):
+def test_the_moving_average_is_that_of_the_weights_of_all_steps(straight):
     weights = [{n: t for n, t in full_tensors(straight, k).items() if not n.startswith("optim.")} for k in range(1, 7)]
     means = {n.removeprefix(MEAN): t for n, t in full_tensors(straight, 6).items() if n.startswith(MEAN)}
     assert means.keys() == weights[0].keys()
@@ -68,9 +68,7 @@ def test_a_run_that_stopped_goes_on_with_it_bit_for_bit_and_on_other_layouts_to_
         assert far(full_tensors(other, 6), full_tensors(straight, 6)) <= 1e-10, name
 
 
-def test_it_begins_with_the_weights_of_a_checkpoint_without_one_and_is_left_behind_where_nobody_keeps_it(
-    straight, tmp_path, capsys
-):
+def test_the_moving_average_starts_from_a_checkpoint_without_one_and_can_be_dropped(straight, tmp_path, capsys):
     off = run(tmp_path / "off", *EMA[1:], f"checkpoint.resume={straight}/checkpoints/step-000003", steps=4)
     assert "train.ema" in capsys.readouterr().out
     got, want = full_tensors(off, 4), full_tensors(straight, 4)
@@ -81,7 +79,7 @@ def test_it_begins_with_the_weights_of_a_checkpoint_without_one_and_is_left_behi
     assert all(np.array_equal(t, want[n.removeprefix(MEAN)]) for n, t in found.items() if n.startswith(MEAN))
 
 
-def test_it_is_evaluated_exported_and_moved_without_a_change(tmp_path):
+def test_the_moving_average_is_evaluated_exported_and_transformed_unchanged(tmp_path):
     steps = "steps=[train,evaluate,save,transform,export]"
     weights = ("steps.evaluate.weights=ema", "steps.export.weights=ema", "steps.transform.nproc=2")
     done = run(tmp_path / "run", *EMA, steps, *weights, "steps.transform.shard_size=2", BATCH, "logger.csv=true")
@@ -142,7 +140,7 @@ def test_the_plan_counts_it_and_says_it():
         (["train.ema.decay=1"], "train.ema.decay = 1", "should be less than 1", ""),
     ],
 )  # fmt: skip
-def test_what_cannot_be_averaged_or_read_is_refused(typed, key, says, cure, capsys):
+def test_impossible_settings_of_the_moving_average_are_refused(typed, key, says, cure, capsys):
     words = [*TINY, *shape(), "train.steps=4", "show=plan"]
     assert main([*words, *typed]) == 2
     said = capsys.readouterr().err

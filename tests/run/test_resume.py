@@ -224,7 +224,7 @@ error: 1 problem in this request; nothing was started
     )
 
 
-def test_what_was_loaded_is_not_loaded_again(straight, tmp_path):
+def test_a_resumed_run_does_not_repeat_its_load_step(straight, tmp_path):
     path = straight / "checkpoints" / "step-000002"
     more = ["steps=[load,train,save]", f"steps.load.path={path}", "schedule=constant"]
     run(tmp_path / "run", *more, steps=3)
@@ -282,7 +282,7 @@ def test_rows_columns_and_matrices_move_between_layouts_and_through_a_transform(
         assert (column.shape, column.split) == ((1, 16), ((), ()))
 
 
-def test_what_the_other_of_muons_two_optimizers_updated_is_refused(tmp_path, capsys):
+def test_a_parameter_that_changes_between_muon_and_adamw_is_refused(tmp_path, capsys):
     folder = run(tmp_path / "run", "optim=muon", *shape(), "schedule=constant", steps=1)
     words = [*TINY, "optim=muon", *shape(), "schedule=constant", f"run_dir={folder}", "train.steps=2"]
     assert main([*words, "optim.groups.layers.0.use=adamw"]) == 2

@@ -32,7 +32,7 @@ def test_a_signal_s_of_the_request_is_not_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("save_s", "seconds"), [(40.0, 84), (0.5, LEAST)], ids=["measured", "least"])
-def test_it_is_twice_the_longest_step_behind_the_first_and_the_longest_save(
+def test_signal_s_is_twice_the_longest_later_step_plus_the_longest_save(
     save_s: float, seconds: int, tmp_path: Path
 ) -> None:
     slurm, note = resolved(Slurm(), (rows(tmp_path / "a", 90.0, 2.0, 1.0, save_s=save_s),))

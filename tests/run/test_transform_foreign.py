@@ -67,7 +67,7 @@ def test_mindspores_rank_folders_become_what_mindspore_makes_of_them(name: str) 
 
 
 @pytest.mark.parametrize("name", ["c01_tp8_to_tp4", "c08_pp2tp2_to_tp2", "s09_pp2tp2dp2_to_tp4"])
-def test_they_become_a_checkpoint_and_the_same_bytes_again(name: str) -> None:
+def test_foreign_files_become_a_checkpoint_and_the_same_files_again(name: str) -> None:
     folder = CASES / name
     src, suffix = folder / "src", rank_files(folder / "src")[0].suffix
     transform(src=src, src_strategy=strategy(folder, "src"), dst="ours", nproc=4, shard_size=2, workers=2)
@@ -194,7 +194,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("settings", "said"), list(REFUSED.values()), ids=list(REFUSED))
-def test_what_cannot_be_is_refused_before_anything_is_written(
+def test_impossible_transforms_are_refused_before_anything_is_written(
     settings: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved("Hugging Face")

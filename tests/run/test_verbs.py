@@ -38,7 +38,7 @@ def test_an_export_to_hugging_face_has_their_names_and_the_files_beside_it(train
 
 
 @pytest.mark.parametrize("layout", [{"pp": 2, "shard": 2}, {}], ids=["four ranks", "one rank"])
-def test_what_went_out_to_hugging_face_comes_back_with_the_same_loss(
+def test_an_exported_hugging_face_folder_is_imported_with_the_same_loss(
     trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], layout: dict[str, int]
 ) -> None:
     folder = run(

@@ -93,7 +93,7 @@ def test_a_stream_goes_on_where_it_was_and_others_are_left_out() -> None:
     assert torch.equal(torch.rand(3), want)
 
 
-def test_what_is_drawn_in_the_block_is_not_seen_after_it() -> None:
+def test_draws_in_forked_streams_do_not_change_the_streams_outside() -> None:
     before = torch.get_rng_state()
     with device.forked_streams(CPU):
         torch.rand(7)

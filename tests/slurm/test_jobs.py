@@ -57,7 +57,7 @@ def test_told_to_save_and_requeued_by_hand(cluster: None, tmp_path: Path) -> Non
     same(job, undisturbed(tmp_path, n), n)
 
 
-def test_its_time_is_up(cluster: None, tmp_path: Path) -> None:
+def test_a_job_at_its_time_limit_saves_and_is_requeued(cluster: None, tmp_path: Path) -> None:
     """The job requests two minutes. Slurm ends it after one or two, and sends the signal 20 s earlier."""
     job, n = tmp_path / "job", 40
     slow = "callbacks=[{_target_: tests.slurm.slow_steps.SlowSteps, seconds: 3}]"

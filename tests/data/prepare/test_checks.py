@@ -112,7 +112,7 @@ def test_a_missing_package_is_reported_with_the_command_that_installs_it(tmp_pat
     assert problem_texts(tmp_path, src=str(tmp_path / name))[0] == f"steps.prepare.src: {name}: {text}"
 
 
-def test_it_must_be_known_which_token_ends_a_document(tmp_path):
+def test_an_unknown_end_of_document_token_is_refused(tmp_path):
     file = tokenizer(tmp_path)
     jsonl(tmp_path / "a.jsonl", ["a"])
     assert problem_texts(tmp_path, tokenizer_file=str(file)) == []

@@ -60,7 +60,7 @@ def test_a_file_whose_name_looks_like_a_pattern_is_a_file(tmp_path):
     assert files_of(str(write(tmp_path / "a[1].tokens"))) == [tmp_path / "a[1].tokens"]
 
 
-def test_what_is_held_out_by_its_name_is_not_trained_on_by_mistake(tmp_path):
+def test_a_folder_with_files_named_as_held_out_is_refused(tmp_path):
     for name in ("train.bin", "val.bin"):
         (tmp_path / name).write_bytes(bytes(100))
     assert problem_text(tokens(tmp_path, vocab_size=9)) == (

@@ -84,7 +84,7 @@ def sides(case: Path) -> dict[str, str | None]:
 
 @pytest.mark.parametrize("output", ["safetensors", "ckpt"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_what_mindspore_saved_becomes_what_it_should_have_made_of_it(tmp_path: Path, case: Path, output: str) -> None:
+def test_files_of_mindspore_are_transformed_to_the_expected_files(tmp_path: Path, case: Path, output: str) -> None:
     given, out = sides(case), tmp_path / "out"
     transform_checkpoints(str(case / "src"), str(out), "out", given["src"], given["dst"], output_format=output)
     got = as_held(out)
@@ -221,7 +221,7 @@ def test_a_checkpoint_of_ours_brings_its_strategy_along(tmp_path: Path) -> None:
     assert refusal(lambda: transform_checkpoints(str(tmp_path / "a"), str(tmp_path / "c"), "out", other)) == text
 
 
-def test_what_was_written_can_be_read_again_and_swapped_files_are_named(home: Path) -> None:
+def test_written_files_can_be_read_again_and_swapped_ones_are_named(home: Path) -> None:
     call(home)
     call(home, src_checkpoints_dir=home / "b", dst_checkpoints_dir=home / "c", src_strategy_file=home / "b.json",
          dst_strategy_file=None)  # fmt: skip

@@ -323,7 +323,7 @@ FIXED = {"34 optimizer shards along an ascending tensor map": "c16_bug_opt_shard
 
 
 @pytest.mark.parametrize("row", FIXED)
-def test_what_mindspore_gets_wrong_equals_the_slices_of_the_full_tensors(tmp_path: Path, row: str) -> None:
+def test_transforms_that_mindspore_gets_wrong_are_correct_here(tmp_path: Path, row: str) -> None:
     folder = FIXTURES / "cases" / FIXED[row]
     side = {which: str(next(folder.glob(f"{which}_strategy.*"))) for which in ("src", "dst")}
     transform_checkpoints(folder / "src", tmp_path / "out", "out", side["src"], side["dst"])

@@ -64,7 +64,7 @@ def test_the_plan_of_its_recipe(project: Path) -> None:
     assert "  tied      embed.weight = head.weight on stages 0, 1: gradients summed, counted and saved once\n" in plan
 
 
-def test_it_trains_as_it_is_on_two_ranks_and_learns(project: Path) -> None:
+def test_the_new_project_trains_unchanged_on_two_ranks_and_learns(project: Path) -> None:
     line = command(project, r"train\.yaml *$")
     assert line == "python -m launcher recipe=train.yaml"
     ran(project, line)
@@ -86,7 +86,7 @@ def test_the_sweep_of_the_new_project_runs(project: Path) -> None:
         assert [row["status"] for row in csv.DictReader(file)] == ["done", "done"]
 
 
-def test_its_readme_has_ten_lines(project: Path) -> None:
+def test_the_readme_of_the_new_project_has_ten_lines(project: Path) -> None:
     assert (project / "README.md").read_text().count("\n") == 10
 
 

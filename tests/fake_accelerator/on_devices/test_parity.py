@@ -168,5 +168,5 @@ def test_every_pair_of_values_that_is_not_refused_is_in_a_row() -> None:
     assert apart(planned_pairs, missing) == []
 
 
-def test_what_is_compared_has_a_tolerance_of_rounding() -> None:
+def test_every_compared_precision_has_a_tolerance() -> None:
     assert {row[-1] for row in ROWS} == TOLERANCE.keys()

@@ -79,7 +79,7 @@ def test_without_a_seed_of_its_own_the_path_is_the_same_and_the_numbers_are_alik
 
 
 @pytest.mark.parametrize("maker", constructors.EXACT, ids=lambda m: m.__name__)
-def test_what_is_replayed_is_what_a_plain_construction_makes_of_the_same_draws(maker):
+def test_a_replay_equals_a_plain_construction_with_the_same_draws(maker):
     model, recorded = constructor.record(maker, 5)
     constructors.mask.cache_clear()
     assert differing(maker, model, recorded) == ""

@@ -72,7 +72,7 @@ def test_a_stream_of_modules_of_two_stages_is_refused(kind):
         plan_job(streams(kind, share=True))
 
 
-def test_what_constructors_count_starts_anew_in_each_of_them():
+def test_counts_of_constructors_start_again_in_each_construction():
     job = own("python_state_nets.ByNumber", [6], stages=CUT, train__batch_size=4)
     nets.Numbered.made = 0
     plan = plan_job(job)

@@ -57,7 +57,9 @@ def test_a_module_that_depends_on_the_identity_of_inputs_is_refused_with_sharded
         *((how, STAGES) for how in ("changed in place", "same")),
     ],
 )
-def test_it_is_planned_where_the_objects_stay_the_same(how: str, parallel: dict[str, Any]) -> None:
+def test_a_module_that_depends_on_the_identity_of_inputs_is_planned_if_it_stays(
+    how: str, parallel: dict[str, Any]
+) -> None:
     assert isinstance(planned(how, parallel), Plan)
 
 

@@ -138,7 +138,7 @@ def test_models_that_do_not_mix_samples_get_no_note(kind, cut):
     [("mixing_nets", "renormalized", "seen"), ("remembering_nets", "mean", "middle.kept")],
     ids=["in a buffer", "in Python"],
 )
-def test_what_remembers_micro_batches_is_planned_and_the_plan_says_so(name, kind, kept, parallel, samples):
+def test_a_model_that_remembers_micro_batches_is_planned_with_a_note(name, kind, kept, parallel, samples):
     """The results equal those of a plain loop that accumulates the gradients of micro batches."""
     model = {"_target_": f"tests.parallel.{name}.Net", "kind": kind}
     text = (

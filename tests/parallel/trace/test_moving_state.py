@@ -42,7 +42,7 @@ def test_python_state_that_a_forward_changes_is_noted(kind, layout):
     assert checkpoint_notes(net(kind, layout)) == [KEPT]
 
 
-def test_what_a_class_keeps_is_named_and_what_a_file_only_writes_is_not():
+def test_changed_class_attributes_are_noted_and_write_only_globals_are_not():
     assert checkpoint_notes(net("calls")) == [
         KEPT.replace("middle.kept", "tests.parallel.remembering_nets.Remembers.calls")
     ]
@@ -66,7 +66,7 @@ def test_state_that_is_filled_once_or_never_read_gets_no_note(kind):
     assert checkpoint_notes(net(kind)) == []
 
 
-def test_what_get_extra_state_says_is_saved_and_so_is_what_no_checkpoint_is_asked_of():
+def test_saved_extra_state_and_runs_without_checkpoints_get_no_note():
     assert checkpoint_notes(net("number", told=True)) == []
     assert checkpoint_notes(net("number", every=None)) == []
 

@@ -48,7 +48,7 @@ def test_values_that_another_stage_sets_outside_of_arguments_are_refused(net):
     assert refusal(net) == SETS.format(net, *SET[net])
 
 
-def test_what_is_set_for_the_next_forward_is_refused():
+def test_an_attribute_set_for_the_next_forward_is_refused():
     assert refusal("SetAfter") == SETS.format("SetAfter", "head.factor", "head")
 
 

@@ -155,7 +155,7 @@ def trained_runs() -> dict[str, tuple[Plan, list[tuple[float, list[Piece]]]]]:
 
 
 @pytest.mark.parametrize("cell", TRIED)
-def test_it_trains_as_in_one_process(cell):
+def test_models_with_side_effects_train_as_in_one_process(cell):
     plan, ranks = trained_runs()[cell]
     loss, want = alone(EXACT[cell], plan)
     buffers = {p.name for p in plan.params if p.buffer}

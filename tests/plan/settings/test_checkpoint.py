@@ -29,5 +29,5 @@ def test_names_that_only_look_alike_are_not_refused():
     assert problem_texts("a.w", "optim.a.w", "optim.exp_avg.b.w", "rng.table", "my.optim.exp_avg.a.w") == []
 
 
-def test_what_is_not_trained_has_no_state():
+def test_names_of_untrained_parameters_cannot_collide_with_states():
     assert problem_texts("a.w", "optim.exp_avg.a.w", trainable=False) == []

@@ -120,7 +120,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_be_compiled_is_refused_with_a_cure_that_holds(words: str) -> None:
+def test_impossible_compile_settings_are_refused_with_a_cure_that_works(words: str) -> None:
     from launcher.parallel.compile import backends
 
     typed = [ON, "model.layers=2", *override_words(words.replace(ON, ""))]

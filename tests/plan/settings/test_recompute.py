@@ -101,7 +101,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_run_again_is_refused(case):
+def test_modules_that_cannot_be_recomputed_are_refused(case):
     made, text = REFUSED[case]
     with pytest.raises(RequestError) as caught:
         plan_job(made())

@@ -50,7 +50,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_would_fail_after_the_training_is_refused_before_it(case: str) -> None:
+def test_steps_that_would_fail_after_the_training_are_refused(case: str) -> None:
     overrides, text = REFUSED[case]
     error = refusal(*overrides)
     assert str(error) == text
@@ -78,7 +78,7 @@ def test_settings_that_never_take_effect_are_noted() -> None:
     ]
 
 
-def test_what_no_validation_and_no_average_reads_is_noted() -> None:
+def test_eval_batches_that_nothing_reads_is_noted() -> None:
     unread = "train.eval_batches 3: has no effect, because no validation runs during the training"
     always = ("train.steps=4", "schedule.warmup_steps=0", "train.eval_batches=3")
     j = job(*always, "train.ema.every=5", "steps=[train,save]")

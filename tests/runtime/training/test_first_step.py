@@ -66,12 +66,12 @@ def test_ranks_wait_for_one_that_compiles_and_later_no_longer_than_usual(layout:
     assert rank_outcomes(layout, 60, late=True) == ["lost", "lost"]
 
 
-def test_they_wait_no_longer_than_was_said() -> None:
+def test_ranks_wait_for_a_compilation_no_longer_than_its_timeout() -> None:
     with pytest.raises(RanksFailed, match="rank 0 hung"):
         rank_outcomes("stages", 1, late=False)
 
 
-def test_what_is_compiled_is_kept_below_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_code_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv(FOLDER, default_cache_dir())  # torch itself sets this variable
     keep_compiled()

@@ -267,7 +267,7 @@ class Shares(nn.Module):
         self.a.scale = self.b.scale = torch.ones(2)
 
 
-def test_what_a_model_shares_it_shares_on_a_device_that_takes_no_tensor_of_the_cpu() -> None:
+def test_shared_parameters_stay_shared_after_a_move_to_the_meta_device() -> None:
     """Meta is such a device: torch creates new parameters there, one for each name."""
     torn = Shares().to("meta")
     assert torn.a.weight is not torn.b.weight

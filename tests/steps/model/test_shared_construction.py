@@ -74,7 +74,7 @@ def test_a_rank_holds_the_same_whether_it_draws_or_was_forked_with_it(j: Job, co
         assert here(work, plan.sizes.grid.size) == [(True, [1, 2])] * plan.sizes.grid.size
 
 
-def test_what_has_been_built_from_is_not_built_from_again() -> None:
+def test_a_shared_construction_is_used_only_once() -> None:
     plan = plan_job(JOBS["one rank"])
     used = shared_construction.draw(JOBS["one rank"], plan)
 
