@@ -83,7 +83,7 @@ Cell = tuple[str, str, str]
 TRIED: list[Cell] = some(product(SCHEDULES, LAYOUTS, TIES), 8)
 
 
-def asked(cell: Cell) -> Job:
+def job_of_cell(cell: Cell) -> Job:
     schedule, layout, tie = cell
     pipeline = {"stages": 2, "micro_batch_num": 4, **SCHEDULES[schedule]}
     made = job(parallel={"pipeline": pipeline, **LAYOUTS[layout]}, model={**LM, "layers": 2, "tied": TIES[tie]},
@@ -96,7 +96,7 @@ def asked(cell: Cell) -> Job:
 def planned(cell: Cell) -> Plan | str:
     """Return the plan, or the reason why there is none."""
     try:
-        return plan_job(asked(cell))
+        return plan_job(job_of_cell(cell))
     except RequestError as refused:
         return f"refused: {'; '.join(f'{p.key}: {p.text}' for p in refused.problems)}"
 
@@ -112,8 +112,8 @@ def measured() -> dict[Cell, str]:
     sizes: dict[int, dict[Cell, tuple[Job, Plan]]] = {}
     for cell, plan in plans.items():
         if isinstance(plan, Plan):
-            sizes.setdefault(plan.sizes.grid.size, {})[cell] = asked(cell), plan
-    want = {tie: alone(asked(("1f1b", "none", tie)), _first(plans, tie)) for tie in TIES}
+            sizes.setdefault(plan.sizes.grid.size, {})[cell] = job_of_cell(cell), plan
+    want = {tie: alone(job_of_cell(("1f1b", "none", tie)), _first(plans, tie)) for tie in TIES}
     for size, mine in sizes.items():
         said |= on_ranks(size, _all, mine, want, timeout_s=300)[0]
     return {cell: said[cell] for cell in TRIED}

@@ -46,7 +46,7 @@ def test_steps_and_bytes_are_about_what_was_measured(plans: dict[str, Planned | 
         assert abs(c.error) < 0.25, (c.raw, c.predicted)
 
 
-def test_what_failed_is_predicted_to_need_more_than_a_device_has(plans: dict[str, Planned | str]) -> None:
+def test_a_run_that_was_out_of_memory_is_predicted_to_exceed_the_device(plans: dict[str, Planned | str]) -> None:
     (failed,) = compared(ROWS, plans, ("failed",))
     assert failed.predicted > 80
 
@@ -66,7 +66,7 @@ def test_a_row_that_no_request_can_say_is_left_with_the_reason(change: dict[str,
     assert str(caught.value) == why
 
 
-def test_what_the_planner_refuses_is_left_with_its_words() -> None:
+def test_a_row_that_the_planner_refuses_keeps_the_refusal() -> None:
     raw = ROWS[0] | {"pp": "4", "vpp": "2", "tp": "1", "dp": "2", "n_gpus": "8", "global_batch": "4"}
     raw |= {"micro_batch": "1"}
     (why,) = planned([raw]).values()

@@ -78,7 +78,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("typed", "text", "cure"), CASES, ids=[typed for typed, _, _ in CASES])
-def test_it_is_refused_by_key_value_and_cure(
+def test_an_error_of_autoparallel_is_refused_with_key_value_and_cure(
     typed: str, text: str, cure: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["show=plan", typed]) == 2

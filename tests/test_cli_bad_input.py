@@ -417,7 +417,7 @@ def head(count: int) -> str:
 
 
 @pytest.mark.parametrize(("argv", "text"), CASES.values(), ids=CASES)
-def test_it_says_what_is_wrong_where_it_was_set_and_what_to_type(argv, text, tmp_path, monkeypatch, capsys):
+def test_a_bad_request_is_refused_with_reason_origin_and_cure(argv, text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(argv) == 2
     out, err = capsys.readouterr()

@@ -42,8 +42,8 @@ SETTINGS = {
     "hydra.job_logging.root.level=DEBUG": (LOGS, ""),
     "hydra/job_logging=none": (LOGS, ""),
     "hydra.output_subdir=null": ("config.yaml and command.txt are in the run folder itself", ""),
-    "hydra/launcher=joblib": (f"launch=slurm submits a run to Slurm, {CELLS}", ""),
-    "hydra.launcher.n_jobs=2": (f"launch.slurm contains the options of the Slurm job, {CELLS}", ""),
+    "hydra/launcher=joblib": (f"launch=slurm submits a run to Slurm; {CELLS}", ""),
+    "hydra.launcher.n_jobs=2": (f"launch.slurm contains the options of the Slurm job; {CELLS}", ""),
     "hydra/sweeper=optuna": (SAMPLER, ""),
     "hydra.sweeper.n_trials=20": (
         f"values to try are written at their own key, as -m optim.lr=0.1,0.01; {SAMPLER}",
@@ -99,7 +99,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("line", "text"), CASES.items(), ids=CASES)
-def test_it_says_what_to_type_here(line, text, tmp_path, monkeypatch, capsys):
+def test_a_word_of_hydra_is_answered_with_the_word_to_type_here(line, text, tmp_path, monkeypatch, capsys):
     (tmp_path / "own").mkdir()
     monkeypatch.chdir(tmp_path)
     assert main(line.split()) == 2
@@ -121,7 +121,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize(("line", "meant"), KEPT.items(), ids=KEPT)
-def test_pasted_it_keeps_all_else(line, meant, tmp_path, monkeypatch, capsys):
+def test_the_pasted_cure_keeps_all_other_words(line, meant, tmp_path, monkeypatch, capsys):
     (tmp_path / "own").mkdir()
     monkeypatch.chdir(tmp_path)
     assert main(line.split()) == 2
@@ -132,8 +132,8 @@ def test_pasted_it_keeps_all_else(line, meant, tmp_path, monkeypatch, capsys):
 
 def test_a_launcher_of_slurm_is_an_option_of_launch() -> None:
     """The printed text depends on whether Slurm is installed."""
-    text, cure = overrides.instead("hydra/launcher", "submitit_slurm")
-    assert (text, cure) == (f"{NO_EFFECT}; launch=slurm submits a run to Slurm, {CELLS}", "launch=slurm")
+    text, cure = overrides.hydra_hint("hydra/launcher", "submitit_slurm")
+    assert (text, cure) == (f"{NO_EFFECT}; launch=slurm submits a run to Slurm; {CELLS}", "launch=slurm")
     assert compose([cure]).job.launch.slurm is not None
 
 

@@ -36,7 +36,7 @@ def test_a_run_trains_and_saves(closed, tmp_path):
     assert len([*(tmp_path / "run/checkpoints").glob("step-*/manifest.json")]) == 1
 
 
-def test_what_is_opened_later_gets_no_standard_number(tmp_path):
+def test_a_file_opened_later_gets_no_standard_descriptor(tmp_path):
     script = (
         "from launcher.runtime.stdio import open_missing; import os, sys; open_missing(); "
         "fd = os.open('x', os.O_CREAT); "

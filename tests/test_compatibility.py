@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.plan.settings import device_matrix, pipeline
 from launcher.plan.settings.device_matrix import choose_engine
 from launcher.plan.settings.grid import sizes
-from tests.compatibility import LAYOUTS, SCHEDULES, TIES, TRIED, Cell, asked, once
+from tests.compatibility import LAYOUTS, SCHEDULES, TIES, TRIED, Cell, job_of_cell, once
 
 GOLDEN = Path(__file__).parent / "golden/compatibility.json"
 AGAIN = "the matrix changed: if that is meant, run: TESTS=all python -m tests.test_compatibility"
@@ -31,9 +31,9 @@ def test_every_combination_is_as_written_down() -> None:
     assert once() == {cell: golden()[cell] for cell in TRIED}, AGAIN
 
 
-def test_what_is_refused_is_refused_by_the_planners_one_table() -> None:
+def test_every_refusal_of_the_matrix_comes_from_the_settings_of_the_plan() -> None:
     for cell, said in golden().items():
-        job = asked(cell)
+        job = job_of_cell(cell)
         problems = [*device_matrix.problems(job, 4)] if choose_engine(job).over_matrices else []
         found = [f"{p.key}: {p.text}" for p in [*problems, *pipeline.problems(job, sizes(job)[0])]]
         assert said == (f"refused: {'; '.join(found)}" if found else "exact to 1e-12")

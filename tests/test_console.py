@@ -52,7 +52,7 @@ error: 1 problem in this request; nothing was started
 """
 
 
-def test_what_is_said_on_standard_error_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_on_standard_error_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under torchrun all ranks and their agent share it, and ``print`` would write the newline separately."""
     pipe = Pipe()
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(pipe), "utf-8", line_buffering=True))
@@ -111,7 +111,7 @@ def test_without_colors_where_nobody_wants_any(chosen: dict[str, str]) -> None:
     assert on_a_terminal(WRONG_TWICE, **chosen) == (2, PLAINLY)
 
 
-def test_what_fails_while_running_has_its_first_word_in_color(tmp_path: Path) -> None:
+def test_the_first_word_of_a_runtime_error_is_colored(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text('{"status": "done"}')
     said = f"<error:> {tmp_path}: it is done, so there is nothing to cancel\n"
     assert on_a_terminal(["cancel", str(tmp_path)]) == (1, said)

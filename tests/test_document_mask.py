@@ -68,7 +68,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def asked(
+def job_with_documents(
     corpus: Path, parallel: dict[str, Any], packing: str = "windows", data: dict[str, Any] | None = None, **more: Any
 ) -> Job:
     tokens = {"name": "tokens", "path": str(corpus), "seq_len": SEQ, "document_mask": True, "packing": packing}
@@ -77,7 +77,7 @@ def asked(
 
 
 def own(corpus: Path, net: str, parallel: dict[str, Any]) -> Job:
-    return asked(
+    return job_with_documents(
         corpus, parallel, model={"_target_": f"tests.parallel.document_nets.{net}"}, security__allow=("tests",)
     )
 
@@ -131,13 +131,13 @@ def run(model: nn.Module, j: Job, x: Tensor) -> Tensor:
 
 @cache
 def of_lm(corpus: Path) -> Outcome:
-    j = asked(corpus, {})
+    j = job_with_documents(corpus, {})
     return unpacked(j, windows(j))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_documents_of_a_window_are_as_if_each_were_alone(corpus, layout):
-    j = asked(corpus, LAYOUTS[layout])
+    j = job_with_documents(corpus, LAYOUTS[layout])
     plan = plan_job(j)
     got = outcome(plan, on_ranks(plan.sizes.grid.size, rank_step, j, plan))
     assert_same(got, of_lm(corpus), 1e-12)
@@ -153,7 +153,7 @@ def test_positions_of_a_model_of_ones_own_restart(corpus):
 
 def test_each_stage_makes_its_own_mask(corpus):
     """The mask is computed from document numbers that are sent, so no (time, time) tensor is sent."""
-    plan = plan_job(asked(corpus, {"pipeline": {"stages": 2}}))
+    plan = plan_job(job_with_documents(corpus, {"pipeline": {"stages": 2}}))
     whole = [[c.name for c in crossing if c.specs[0].dtype == "int64"] for crossing in plan.boundaries]
     assert whole == [["documents"], []]
     assert len(plan.boundaries[0]) == 2
@@ -179,10 +179,10 @@ PACKED = {
 
 @pytest.mark.parametrize("packing", PACKED)
 def test_padding_counts_for_nothing(corpus, packing):
-    j = asked(corpus, PACKED[packing], packing)
+    j = job_with_documents(corpus, PACKED[packing], packing)
     plan = plan_job(j)
     got = outcome(plan, on_ranks(plan.sizes.grid.size, rank_step, j, plan))
-    j = asked(corpus, {}, packing)
+    j = job_with_documents(corpus, {}, packing)
     assert_same(got, unpacked(j, unpadded(open_data(j.data, seed=0).train, BATCH)), 1e-12)
 
 
@@ -196,7 +196,7 @@ def rank_validate(world: World, j: Job, plan: Plan, folder: Path) -> dict[str, f
 def test_evaluation_and_metrics_count_real_tokens(corpus, packing, tmp_path):
     """The held-out samples do not fill a batch; loss and metrics must be those of the documents alone."""
     metrics = ({"name": "perplexity"}, {"name": "accuracy"})
-    j = asked(corpus, {"pipeline": PP, "grid": {"dp_replicate": 2}}, packing, metrics=metrics)
+    j = job_with_documents(corpus, {"pipeline": PP, "grid": {"dp_replicate": 2}}, packing, metrics=metrics)
     plan = plan_job(j)
     val, model = open_data(j.data, seed=0).val, plain(j, plan)
     documents = unpadded(val, len(val))
@@ -241,15 +241,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_keep_documents_apart_is_refused(corpus, case):
+def test_requests_that_cannot_keep_documents_apart_are_refused(corpus, case):
     changes, said = REFUSED[case]
     with pytest.raises(RequestError) as refused:
-        plan_job(asked(corpus, **{"parallel": {}} | changes))
+        plan_job(job_with_documents(corpus, **{"parallel": {}} | changes))
     assert str(refused.value) == said
 
 
 def test_the_plan_says_what_is_meant(corpus):
-    said = " ".join(text(plan_job(asked(corpus, {}))).split())
+    said = " ".join(text(plan_job(job_with_documents(corpus, {}))).split())
     assert (
         "settings data.document_mask=true: applied, attention stays within documents and positions restart; the last "
         "token of a document has no target" in said

@@ -96,7 +96,7 @@ EXACT = {
 
 
 @pytest.mark.parametrize("case", some(EXACT))
-def test_its_loss_is_that_of_one_process_and_it_leaves_nothing_behind(case: str, tmp_path: Path) -> None:
+def test_an_evaluation_has_the_loss_of_one_process_and_changes_nothing(case: str, tmp_path: Path) -> None:
     middle, layout = EXACT[case]
     count = 16 if middle in ("Awake", "Untracked") else 13  # these need full micro batches
     j = kept(middle, layout, data=DATA | {"held_out": count})
@@ -164,7 +164,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_a_loss_would_hang_on_is_refused(case: str) -> None:
+def test_a_model_whose_evaluation_depends_on_state_that_it_changes_is_refused(case: str) -> None:
     j, text = REFUSED[case]
     with pytest.raises(RequestError) as caught:
         plan_job(j)
@@ -172,7 +172,7 @@ def test_what_a_loss_would_hang_on_is_refused(case: str) -> None:
 
 
 @pytest.mark.parametrize("middle", ["Drifting", "Teacher", "Untracked"])
-def test_who_does_not_evaluate_may_train_it(middle: str) -> None:
+def test_a_model_that_cannot_be_evaluated_may_still_be_trained(middle: str) -> None:
     plan_job(kept(middle, "one rank", steps={"train": {"kind": "train"}}))
 
 

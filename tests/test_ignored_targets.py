@@ -206,7 +206,7 @@ EVERYWHERE = [n for n in LAYOUTS if "tp" not in n and "classes" not in n]
 
 
 @pytest.mark.parametrize("layout", some(EVERYWHERE))
-def test_what_the_loop_reports_is_the_mean_over_all_that_counts(layout, tmp_path):
+def test_reported_losses_are_means_over_all_counted_targets(layout, tmp_path):
     """The 8 training samples are one batch. The 13 validation samples do not fill theirs, and padding is ignored."""
     j = through_the_data(LAYOUTS[layout])
     plan = plan_job(j)

@@ -137,7 +137,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_refused_by_the_plan(case):
+def test_targets_that_do_not_fit_the_loss_are_refused_by_the_plan(case):
     j, text = REFUSED[case]
     with pytest.raises(RequestError) as caught:
         plan_job(j)

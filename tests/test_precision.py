@@ -91,7 +91,7 @@ def test_batch_norm_keeps_its_weights_as_wide_as_its_statistics():
     assert_same(replace(got, buffers={}), replace(low_alone(j, plan, 2), buffers={}), 1e-6)
 
 
-def test_what_crosses_a_boundary_and_what_is_gathered_is_half_as_wide():
+def test_messages_and_gathered_weights_have_half_the_bytes_in_bf16():
     layout = {"parallel": LAYOUTS["2 stages, 2x2"]}
     low, full = (assert_as_planned(job(**layout, train__precision=p)) for p in ("bf16", "fp32"))
     for kind in ("all_gather", "send", "receive"):

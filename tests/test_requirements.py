@@ -46,7 +46,7 @@ def test_a_package_that_is_missing_is_named_before_anything_starts(tmp_path, nam
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_needs_no_package_works_without(tmp_path):
+def test_version_needs_no_package_and_a_plan_names_the_missing_one(tmp_path):
     done = command(tmp_path, " ".join(requirements.PACKAGES), "--version")
     assert done.returncode == 0
     done = command(tmp_path, "antlr4", "recipe=lm_single", "show=plan")

@@ -41,7 +41,7 @@ SAID = {
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_regular_file_is_not_opened(
+def test_a_path_that_is_no_regular_file_is_not_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, reader: str
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the address of a socket must be short
@@ -76,7 +76,7 @@ NOTHING = {  # messages for a folder where another kind of folder, or a file, is
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_nor_is_a_folder(tmp_path: Path, reader: str) -> None:
+def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path, reader: str) -> None:
     path, read = planted(tmp_path, reader)
     path.mkdir()
     text = (SAID | NOTHING).get(reader, "{path}: {why}")
@@ -153,7 +153,7 @@ def test_deep_json_and_numbers_without_end_are_refused_at_once(tmp_path: Path, b
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_so_is_such_a_tokenizer(tmp_path: Path, bomb: str) -> None:
+def test_a_tokenizer_of_deep_or_endless_json_is_refused(tmp_path: Path, bomb: str) -> None:
     path, read = planted(tmp_path, "tokenizer")
     path.write_bytes(BOMBS[bomb])
     assert refusal(read).startswith(f"{path}: not a tokenizer: ")
@@ -164,7 +164,7 @@ def headed(text: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_so_is_such_a_header_of_safetensors(tmp_path: Path, bomb: str) -> None:
+def test_a_safetensors_header_of_deep_or_endless_json_is_refused(tmp_path: Path, bomb: str) -> None:
     path, read = planted(tmp_path, "safetensors")
     path.write_bytes(headed(BOMBS[bomb]))
     assert refusal(read) == f"{path}: not a safetensors file: its header is not JSON"
@@ -197,7 +197,7 @@ def test_no_header_is_longer_than_tensors_need(tmp_path: Path, case: str) -> Non
     assert refusal(read) == f"{path}: {text}"
 
 
-def test_nor_is_one_written(tmp_path: Path) -> None:
+def test_a_header_that_is_too_long_is_not_written(tmp_path: Path) -> None:
     specs = {f"{i:07d}" + "n" * 9_000: TensorSpec((), "int8") for i in range(4_000)}
     with pytest.raises(
         ValueError, match="the header of 4000 tensors in one file would have 36249784 bytes; at most 33554432 are read"

@@ -107,7 +107,7 @@ def test_a_child_keeps_to_the_tasks_that_it_knows() -> None:
 
 
 @each_start
-def test_what_a_task_raises_is_raised_here_at_its_turn(start: Any) -> None:
+def test_an_error_of_a_task_is_raised_when_its_answer_is_due(start: Any) -> None:
     with workers(2, start, "a child") as crew:
         answers = crew.map(failed, range(5))
         assert [next(answers), next(answers)] == [0, 1]

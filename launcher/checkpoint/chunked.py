@@ -16,7 +16,7 @@ from launcher.plan.values.layout import Box
 from launcher.plan.values.tensor_spec import TensorSpec
 
 BUFFER = 1 << 20
-"""Bytes; a buffer this small stays in the processor's cache while it is filled, hashed and written."""
+"""The buffer's size in bytes: it stays in the processor's cache while it is filled, hashed and written."""
 
 Fill = Callable[[Box, npt.NDArray[Any]], None]
 """Copies the elements of a box (global indices) into an array of the form that ``words`` returns."""
@@ -25,7 +25,7 @@ Fill = Callable[[Box, npt.NDArray[Any]], None]
 def gathered(box: Box, dtype: str, fill: Fill) -> Iterator[memoryview]:
     """Yields the bytes of ``box``, in order; ``fill`` reads them.
 
-    All chunks share one buffer: use each before the next.
+    All chunks share one buffer, so a caller must use a chunk before it takes the next one.
     """
     buffer = np.empty(min(BUFFER, TensorSpec(box.shape, dtype).nbytes), np.uint8)
     for slab in slabs(box, ITEMSIZE[dtype], BUFFER):

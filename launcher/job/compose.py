@@ -56,7 +56,7 @@ class Request:
 class Depth(IntEnum):
     """How far a request has been checked: by the schema, by all checks without torch, or by its plan.
 
-    Each level imports several times what the one before imports.
+    A check of each level imports several times as much as one of the level before.
     """
 
     COMPOSED = 0
@@ -100,7 +100,7 @@ def late(error: RequestError, request: Request) -> BadRequest:
 def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Request:
     """Composes ``overrides`` on top of the shipped options and those in ``config_dir``.
 
-    Without ``recipe=``, the default recipe is used. Does not import torch and writes nothing. Raises
+    Without ``recipe=``, the default recipe is used. This imports no torch and writes nothing. It raises
     ``BadRequest`` with every problem.
     """
     problems: list[Problem] = []
@@ -311,7 +311,7 @@ def _idle(origins: Origins) -> Iterator[Problem]:
     """Reports Hydra's own settings in a file: the launcher does not read them."""
     origin = origins.of("hydra")
     if origin is not None and not origin.typed:
-        yield Problem("", f"{origin.where}: {override_words.instead('hydra', None)[0]}")
+        yield Problem("", f"{origin.where}: {override_words.hydra_hint('hydra', None)[0]}")
 
 
 def _nested_recipes(places: Iterable[tuple[str, Origin]]) -> Iterator[Problem]:
@@ -335,7 +335,7 @@ def _nested_recipes(places: Iterable[tuple[str, Origin]]) -> Iterator[Problem]:
 
 
 def _lost(data: Mapping[str, Any]) -> Iterator[Problem]:
-    """Reports secrets that are hidden in the file of a run, which cannot be read back."""
+    """Reports secrets that the file of a run hides, so that they cannot be read back."""
     for key, text in recipe_trust.texts(data):
         if text == HIDDEN or (HIDDEN in text and secret(key)):
             yield Problem(key, f"{HIDDEN}: this value is hidden in the file of a run; set it again")
@@ -388,7 +388,7 @@ def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> 
                 cure = f"{section}=null"
             else:
                 cure = f"{section}=null {paste(key, target)}"
-            if untrusted is not None:  # one problem of one key: a line that solves one of them does not pass
+            if untrusted is not None:  # one problem for both, because an override for one would be refused
                 text += f"; and {untrusted.text.removeprefix(f'{target}: ')}"
                 cure = f"{cure} {untrusted.cure}" if untrusted.cure else ""
             yield Problem(key, text, cure)
@@ -423,7 +423,7 @@ def _untrusted(key: str, section: str, target: str, allow: tuple[str, ...]) -> I
 
 
 def _untrusted_arguments(node: Any, key: str, allow: tuple[str, ...]) -> Iterator[Problem]:
-    """Checks classes named in arguments of a user's class; the launcher's are checked by type later."""
+    """Checks the classes in arguments of a user's class; the launcher's own are checked by type later."""
     for name, value in enumerate(node) if isinstance(node, list) else node.items():
         if not isinstance(value, dict | list):
             continue

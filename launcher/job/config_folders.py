@@ -27,7 +27,7 @@ def shipped(path: Path) -> bool:
 
 
 def short(path: Path) -> str:
-    """``path`` relative to the current folder or the shipped ones if it is inside, otherwise absolute."""
+    """``path`` relative to the current folder or to the shipped ones, if one contains it; else absolute."""
     full = Path(os.path.abspath(path))
     for base in (Path.cwd(), CONF.parent):
         if full.is_relative_to(base):

@@ -31,7 +31,7 @@ from launcher.job.config_folders import ConfigFiles, short
 from launcher.job.cures.suggestions import choice
 from launcher.job.cures.unknown_options import no_option
 from launcher.job.merge import CHOSEN, RESOLVER, WordsOfFiles
-from launcher.job.overrides import LISTS, instead, quoted, written
+from launcher.job.overrides import LISTS, hydra_hint, quoted, written
 from launcher.job.schema.redact import text as redacted
 from launcher.job.yaml_limits import Hostile, check, load
 
@@ -305,7 +305,7 @@ class _Loader(ConfigLoaderImpl):
 
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
         if (default.package or "").partition(".")[0] == HYDRA and not _hydras_own(default):
-            text = f"{default.config_path}@{default.package}: {instead(HYDRA, None)[0]}"
+            text = f"{default.config_path}@{default.package}: {hydra_hint(HYDRA, None)[0]}"
             raise Hostile(Problem("", text))
         result = super()._load_single_config(default, repo)
         if isinstance(result.config, DictConfig):

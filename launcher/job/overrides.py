@@ -39,8 +39,8 @@ _INSTEAD = {
     "hydra/hydra_logging": _LOGS,
     "hydra.job_logging": _LOGS,
     "hydra.hydra_logging": _LOGS,
-    "hydra/launcher": f"launch=slurm submits a run to Slurm, {_CELLS}",
-    "hydra.launcher": f"launch.slurm contains the options of the Slurm job, {_CELLS}",
+    "hydra/launcher": f"launch=slurm submits a run to Slurm; {_CELLS}",
+    "hydra.launcher": f"launch.slurm contains the options of the Slurm job; {_CELLS}",
     "hydra/sweeper": _SAMPLER,
     "hydra.sweeper": f"values to try are written at their own key, as -m optim.lr=0.1,0.01; {_SAMPLER}",
 }
@@ -51,8 +51,8 @@ _PLAIN = r"[\w./-]+"
 _PATHS = re.compile(rf"(?:file://)?({_PLAIN})", re.ASCII)
 
 
-def instead(key: str, value: Any) -> tuple[str, str]:
-    """A sentence about ``key``, and the override to type in its place if it means the same."""
+def hydra_hint(key: str, value: Any) -> tuple[str, str]:
+    """A sentence about Hydra's ``key``, and the override that means the same; "" if there is none."""
     known = (k for k in (*_INSTEAD, "") if not k or key == k or key.startswith((f"{k}.", f"{k}/")))
     return f"{NO_EFFECT}; {_INSTEAD.get(next(known), _OTHERWISE)}", _cure(key, value)
 
@@ -148,8 +148,8 @@ def _word(value: str) -> str:
 def parse(text: str) -> Parsed:
     """Parses one override; raises Hydra's exception.
 
-    The names below an open key are those of modules. Hydra's grammar refuses some of these names, so it
-    parses only the rest of the override.
+    The names below an open key are names of modules or parameters. Hydra's grammar refuses some of them, so
+    it parses only the rest of the override.
     """
     parser = OverridesParser.create()
     match = _BELOW_OPEN.fullmatch(text)
@@ -244,7 +244,7 @@ def _unsupported(key: str, text: str, parsed: Parsed) -> Problem | None:
     if parsed.package is not None:
         return Problem("", f"{shown}: '@' is not supported here", paste(key, parsed.value()), (text,))
     if parsed.is_hydra_override() or key == "hydra":
-        why, cure = instead(key, None if parsed.is_delete() else parsed.value())
+        why, cure = hydra_hint(key, None if parsed.is_delete() else parsed.value())
         return Problem(key, why, cure)
     return None
 
@@ -299,7 +299,7 @@ def _reason(why: str) -> str:
 
 
 def _by_name(node: str, value: str) -> str:
-    """``{head[a]: 1}`` at an open key as ``node.head[a]=1``; "" if it is not a group or has a secret."""
+    """Rewrites ``{head[a]: 1}`` as ``node.head[a]=1``; "" if ``value`` is no such group or has a secret."""
     data = _literal(value)
     if not isinstance(data, dict) or redacted(value) != value:
         return ""

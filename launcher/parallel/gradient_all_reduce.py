@@ -15,7 +15,7 @@ from launcher.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Bucketed:
-    """This rank's tensors of a bucket, in the plan's order; ``dtype`` is that of their sum, if another."""
+    """This rank's tensors of a bucket, in the plan's order; ``dtype``: that of the sum, if not their own."""
 
     tensors: tuple[torch.Tensor, ...]
     group: dist.ProcessGroup | None
@@ -58,7 +58,7 @@ def all_reduce_gradients(
             t.grad = torch.zeros_like(t)
     grads = [local(t.grad) for t in tensors if t.grad is not None]
 
-    # one flat tensor, with a number for each gradient: how many ranks had it
+    # one flat tensor, followed by the number of ranks that have each gradient
     marks = flags(has, grads[0].device, grads[0].dtype)
     flat = torch.cat([*(g.reshape(-1) for g in grads), marks])
     flat = flat if dtype is None else flat.to(dtype)

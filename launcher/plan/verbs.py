@@ -12,7 +12,7 @@ from launcher.job.schema.paths import BEST
 from launcher.job.schema.steps import Step
 
 Where = Literal["ranks", "alone", "files"]
-"""On all ranks, in one process that has the full model, or on files without torch."""
+"""Where a step runs: on all ranks, in one process that has the full model, or on files without torch."""
 
 CHECKPOINT, TRANSFORMED, EXPORTED = "a checkpoint", "a transformed checkpoint", "an exported model"
 
@@ -113,7 +113,7 @@ def where(step: Step) -> Where:
     return place(step) if callable(place) else place
 
 
-def of_best(step: Step) -> bool:
+def reads_best(step: Step) -> bool:
     """Returns true if the step reads the best checkpoint of the run."""
     row = verb(step)
     return row.best and getattr(step, row.source) == BEST
@@ -139,7 +139,7 @@ def writes(step: Step) -> bool:
     return row.checkpoints or bool(row.output)
 
 
-def goes_on(step: Step) -> bool:
+def saves_on_ranks(step: Step) -> bool:
     """Returns true if the ranks write checkpoints in this step; they may have resumed from another one."""
     return verb(step).checkpoints and where(step) == "ranks"
 

@@ -1,4 +1,4 @@
-"""Reports which of the launcher's environment variables a model reads."""
+"""Detects that a model reads environment variables of its rank, such as ``RANK`` and ``WORLD_SIZE``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def environment_reads() -> Iterator[None]:
-    """Reports a model's reads of launcher environment variables to the observers of its forward."""
+    """In the block, reports each read of a variable in ``VARIABLES`` to the observers of the forward."""
     from launcher.parallel.trace.rank_reads import VARIABLES, ask
 
     kind: Any = type(os.environ)

@@ -30,7 +30,7 @@ from launcher.plan.settings.checkpoint import AVERAGE
 from launcher.plan.settings.encryption import trust
 from launcher.plan.values.note import Note
 from launcher.plan.values.optimizer import OptimizerTraits
-from launcher.plan.verbs import CHECKPOINT, goes_on, loads, needs, of_best, starts, verb
+from launcher.plan.verbs import CHECKPOINT, loads, needs, reads_best, saves_on_ranks, starts, verb
 from launcher.run.resume_changes import ACCEPT, changes, sets, unknown
 from launcher.runtime.run_folder import at_work
 from launcher.steps.file_checks import no_manifest
@@ -77,7 +77,7 @@ def _loads(job: Job) -> dict[str, str]:
     for name, step in job.steps.items():
         saved |= step.kind == "save"
         path = getattr(step, verb(step).source) if loads(step) else None
-        if path is not None and not of_best(step):
+        if path is not None and not reads_best(step):
             own = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(home))
             if not (saved and own):
                 out[name] = path
@@ -106,7 +106,7 @@ def own(job: Job, run: Path) -> Path | None:
     try:
         return latest(run / "checkpoints", trust(job))
     except (ValueError, OSError) as error:
-        text = f"{run}: cannot resume from this checkpoint: {error}"
+        text = f"{run}: cannot resume from this run folder: {error}"
         raise RequestError((Problem("run_dir", text),)) from error
 
 
@@ -151,16 +151,20 @@ def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iter
 
 
 def sources(job: Job, remaining: Collection[str] | None = None) -> list[ResumeSource]:
-    """The checkpoints that the request and its run folder give. ``remaining``: the steps yet to run."""
+    """The checkpoints from which this run takes weights. ``remaining``: the steps that are yet to run.
+
+    This is the one that ``checkpoint.resume`` names; otherwise the newest one of the run folder, and those of
+    ``load`` steps.
+    """
     steps = {name: s for name, s in job.steps.items() if remaining is None or name in remaining}
-    trains = any(map(goes_on, steps.values()))
+    trains = any(map(saves_on_ranks, steps.values()))
     if job.checkpoint.resume not in ("auto", "never"):
         return [ResumeSource(RESUME, Path(job.checkpoint.resume), trains)]
     here = _own(job)
     out = [] if here is None else [ResumeSource("run_dir", here, trains)]
     names = [*job.steps]
     for name, path in _loads(job).items():
-        later = any(goes_on(job.steps[n]) for n in names[names.index(name) :])
+        later = any(saves_on_ranks(job.steps[n]) for n in names[names.index(name) :])
         out.append(ResumeSource(f"steps.{name}.path", Path(path), later and here is None and name in steps))
     return out
 
@@ -261,7 +265,7 @@ def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan) -> list[Probl
 
 
 def _other_use(plan: Plan, checkpoint: Checkpoint) -> str | None:
-    """The problem of a parameter that Muon trained before the checkpoint and AdamW would now, or reversed."""
+    """The problem of a parameter that Muon has trained and AdamW would train now, or the other way round."""
     keeps = {"muon": "momentum_buffer", "adamw": "exp_avg"}
     for group in plan.param_groups:
         use = dict(group.settings).get("use")

@@ -25,7 +25,7 @@ from launcher.plan.settings.encryption import trust
 from launcher.plan.show import SHORT, short, text
 from launcher.plan.step_order import Phase, alone
 from launcher.plan.values.text import many
-from launcher.plan.verbs import goes_on
+from launcher.plan.verbs import saves_on_ranks
 from launcher.planner.plan_job import before_torch, plan_checked, planning
 from launcher.run import (
     execute,
@@ -386,7 +386,7 @@ def _carry_out(
     job, folder = settled.job, record.run
 
     # the checkpoint to resume from, and lines on the network, which are known once all ranks have connected
-    trains = any(goes_on(job.steps[name]) for phase in remaining for name in phase.steps)
+    trains = any(saves_on_ranks(job.steps[name]) for phase in remaining for name in phase.steps)
     source = resume.source(job, plan, folder, trains, overrides=settled.overrides)
     start = start if others is None else replace(start, notes=(*start.notes, *others.notes))
     if ready.chosen.notes:

@@ -18,7 +18,7 @@ from launcher.job.schema.paths import BEST, RUN, TAKEN
 from launcher.job.schema.steps import Step
 from launcher.plan.plan import Plan
 from launcher.plan.settings.encryption import Trust, trust
-from launcher.plan.verbs import VERBS, of_best, output
+from launcher.plan.verbs import VERBS, output, reads_best
 from launcher.runtime import run_folder
 
 Kind = Literal["file", "folder"]
@@ -52,7 +52,7 @@ class FileChecks:
         """Returns true if ``path`` may exist only after earlier steps have written their files."""
         if path is None:
             return False
-        if path == BEST and of_best(self.job.steps[self.name]):
+        if path == BEST and reads_best(self.job.steps[self.name]):
             return True
         here = _real(path)
         return any(here.is_relative_to(_real(p)) or _real(p).is_relative_to(here) for p in self.written)

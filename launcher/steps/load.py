@@ -9,7 +9,7 @@ from launcher.checkpoint.store import latest
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Load
 from launcher.plan.values.text import bytes_text
-from launcher.plan.verbs import of_best
+from launcher.plan.verbs import reads_best
 from launcher.runtime.training import save, state
 from launcher.runtime.training.session import Session
 from launcher.steps.file_checks import best
@@ -20,7 +20,7 @@ def run_on_ranks(step: Load, session: Session, job: Job) -> str:
     checkpoints = session.folder / "checkpoints"
     path = latest(checkpoints, session.trust)
     if step.path is not None:
-        path = best(checkpoints, session.trust) if of_best(step) else Path(step.path)
+        path = best(checkpoints, session.trust) if reads_best(step) else Path(step.path)
     assert path is not None, "the planner requires a save before a load without a path"
 
     session.passed = max(session.passed, session.step)

@@ -30,7 +30,7 @@ from launcher.optional import lacking, mindspore
 from launcher.plan.plan import Plan
 from launcher.plan.settings.encryption import ANYONE, Trust
 from launcher.plan.values.text import bytes_text, many
-from launcher.plan.verbs import TRANSFORMED, of_best
+from launcher.plan.verbs import TRANSFORMED, reads_best
 from launcher.steps.file_checks import FileChecks, RunFiles
 
 PREFIX = "checkpoint_"
@@ -83,7 +83,7 @@ def preview(step: Transform, at: FileChecks) -> list[str]:
 
     Raises ``RequestError``.
     """
-    if step.src is None or of_best(step):
+    if step.src is None or reads_best(step):
         return []
     src, lines = Path(step.src), list[str]()
     refuse(at.problems("src", lambda: lines.append(transfer(step, src, at.trust))))

@@ -43,7 +43,7 @@ def cut(data: bytes, spec: TensorSpec, box: Box) -> Blob:
     return Blob.of(spec.dtype, box.shape, piece)
 
 
-def held(strategy: Strategy, rank: int, full: Full) -> dict[str, Blob]:
+def blobs_of_rank(strategy: Strategy, rank: int, full: Full) -> dict[str, Blob]:
     """The tensors that ``rank`` has in memory."""
     out = {}
     for name, entry in strategy.entries_of(rank).items():
@@ -56,7 +56,8 @@ def held(strategy: Strategy, rank: int, full: Full) -> dict[str, Blob]:
 def save(final: Path, strategy: Strategy, full: Full, state: Mapping[str, Any] | None = None) -> list[RankRecord]:
     """Save as all ranks, one after another, and then commit."""
     records = [
-        write_rank(partial(final), rank, strategy, held(strategy, rank, full)) for rank in range(strategy.grid.size)
+        write_rank(partial(final), rank, strategy, blobs_of_rank(strategy, rank, full))
+        for rank in range(strategy.grid.size)
     ]
     commit(partial(final), final, records, state or {"step": 1})
     return records

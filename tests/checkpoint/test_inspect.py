@@ -9,7 +9,7 @@ from launcher.plan.values.layout import Layout
 from tests.checkpoint.saving import small, strategies, tensors
 
 
-def test_who_holds_what_as_a_table() -> None:
+def test_inspect_prints_a_table_of_tensors_and_their_ranks() -> None:
     assert (
         inspect(small())
         == """\
@@ -31,7 +31,7 @@ def test_a_device_matrix_of_its_own_is_beside_the_axes() -> None:
     assert inspect(strategy).splitlines()[-1] == row
 
 
-def test_one_rank_holds_all() -> None:
+def test_a_checkpoint_of_one_rank_lists_rank_0_for_every_tensor() -> None:
     assert {(row.ranks, row.stages) for row in holdings(single(small()))} == {((0,), (0,))}
 
 

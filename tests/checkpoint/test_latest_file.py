@@ -29,7 +29,7 @@ CURE = "remove it to use the checkpoint of the highest step"
 
 
 @pytest.mark.parametrize("text", ["", "\n", "step-000004", "elsewhere\n", "step-000004\nsha256 0\n", "\xff"])
-def test_a_latest_that_cannot_have_been_written_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_latest_file_that_the_launcher_cannot_have_written_is_refused(tmp_path: Path, text: str) -> None:
     saved(tmp_path, 4)
     (tmp_path / "latest").write_bytes(text.encode("latin-1"))
     told = f"{tmp_path}/latest: damaged: it does not say which checkpoint is the newest; {CURE}"
@@ -44,7 +44,7 @@ def test_a_latest_of_the_version_before_names_what_it_named(tmp_path: Path) -> N
     assert latest(tmp_path) == step_folder(tmp_path, 2)
 
 
-def test_what_was_committed_while_latest_could_not_be_written_is_the_newest(tmp_path: Path) -> None:
+def test_a_checkpoint_that_an_outdated_latest_file_does_not_list_is_the_newest(tmp_path: Path) -> None:
     saved(tmp_path, 9, 2)  # the run was started again
     before = (tmp_path / "latest").read_text()
     digest = hashlib.sha256(before.rpartition("sha256")[0].encode()).hexdigest()

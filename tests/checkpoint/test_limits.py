@@ -67,7 +67,7 @@ def sparse(final: Path, shape: tuple[int, int]) -> None:
     ],
     ids=["2 GB by rows", "columns", "export"],
 )
-def test_what_is_copied_is_never_in_memory_beyond_100_megabytes(
+def test_copies_of_checkpoints_need_at_most_100_megabytes_of_memory(
     tmp_path: Path, act: str, mib: int, split: tuple[tuple[str, ...], ...]
 ) -> None:
     shape = ((mib << 18) // COLUMNS, COLUMNS)

@@ -17,7 +17,7 @@ from launcher.checkpoint.manifest import parse_manifest
 from launcher.checkpoint.tensorfile.disk import LONGEST_FILE
 from launcher.untrusted.files import RefusedFile
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import edit, filled, held, small
+from tests.checkpoint.saving import blobs_of_rank, edit, filled, small
 
 MASKS = (1, 2, 4, 8, 16, 32, 64, 128, 3, 0x55)
 
@@ -31,7 +31,8 @@ def saved(home: Path, step: int = 4, one: bool = False) -> Path:
     strategy, final = single(small()) if one else small(), step_folder(home, step)
     full = filled(strategy)
     records = [
-        write_rank(partial(final), r, strategy, held(strategy, r, full), streams(r)) for r in range(strategy.grid.size)
+        write_rank(partial(final), r, strategy, blobs_of_rank(strategy, r, full), streams(r))
+        for r in range(strategy.grid.size)
     ]
     commit(partial(final), final, records, {"step": step})
     return final
@@ -123,7 +124,9 @@ def test_a_file_that_no_rank_has_is_not_listed(tmp_path: Path) -> None:
 def test_extra_tensors_of_some_ranks_are_not_committed(tmp_path: Path) -> None:
     strategy, new = small(), partial(step_folder(tmp_path, 1))
     full = filled(strategy)
-    records = [write_rank(new, r, strategy, held(strategy, r, full), streams(r) if r else {}) for r in range(4)]
+    records = [
+        write_rank(new, r, strategy, blobs_of_rank(strategy, r, full), streams(r) if r else {}) for r in range(4)
+    ]
     text = f"{new}: all ranks must have extra tensors, or none: rank 0 and rank 1 differ"
     assert refusal(lambda: commit(new, step_folder(tmp_path, 1), records, {"step": 1})) == text
 

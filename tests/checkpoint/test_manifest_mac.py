@@ -27,7 +27,7 @@ from launcher.checkpoint.store import identity
 from launcher.checkpoint.tensorfile.encryption import ANOTHER, FORMS, key_id
 from launcher.plan.settings.encryption import Trust
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import edit, filled, held, save, small
+from tests.checkpoint.saving import blobs_of_rank, edit, filled, save, small
 
 KEY, OTHER = bytes(range(32)), bytes(32)
 OURS = Trust("env:CHECKPOINT_KEY")
@@ -45,7 +45,9 @@ def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def written(home: Path, step: int, key: str = "env:CHECKPOINT_KEY") -> Path:
     final, plan = step_folder(home, step), small()
     full = filled(plan, step)
-    records = [write(partial(final), rank, plan, held(plan, rank, full), None, key) for rank in range(plan.grid.size)]
+    records = [
+        write(partial(final), rank, plan, blobs_of_rank(plan, rank, full), None, key) for rank in range(plan.grid.size)
+    ]
     commit(partial(final), final, records, {"step": step})
     return final
 
@@ -76,9 +78,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_whatever_is_changed_in_the_manifest_is_noticed(
-    change: Callable[[dict[str, Any]], object], sealed: Path
-) -> None:
+def test_any_change_of_a_manifest_fails_its_mac(change: Callable[[dict[str, Any]], object], sealed: Path) -> None:
     assert verify(sealed, OURS) == []
     edit(sealed, change)
     text = f"{sealed}/manifest.json: damaged or tampered with: its MAC does not match its content; {CURE}"
@@ -123,7 +123,7 @@ def test_a_manifest_that_says_not_encrypted_is_refused_where_there_is_a_key(seal
     )
 
 
-def test_one_that_is_not_encrypted_is_read_where_that_is_asked_for_and_it_is_said(sealed: Path, tmp_path: Path) -> None:
+def test_an_unencrypted_checkpoint_is_read_on_request_with_a_note(sealed: Path, tmp_path: Path) -> None:
     plain, asked = tmp_path / "plain", Trust(OURS.key, plain=True)
     save(plain, small(), filled(small()))
     transform(plain, tmp_path / "out", small(), key=OURS.key, trust=asked)
@@ -132,7 +132,7 @@ def test_one_that_is_not_encrypted_is_read_where_that_is_asked_for_and_it_is_sai
     assert [unvouched(f, t) for f, t in ((plain, asked), (plain, Trust()), (sealed, asked))] == [doubt, "", ""]
 
 
-def test_a_checkpoint_that_brings_its_own_key_is_not_believed(sealed: Path) -> None:
+def test_a_checkpoint_that_names_its_own_key_is_refused(sealed: Path) -> None:
     shutil.rmtree(sealed)
     written(sealed.parent, 100, "env:NEW")
     assert verify(sealed) == []  # no key is configured, so the source that the file names is used
@@ -154,9 +154,7 @@ def test_an_older_manifest_does_not_fit_the_files_of_a_newer_checkpoint(sealed: 
     assert refused(newer) == text
 
 
-def test_the_file_of_an_older_checkpoint_is_named_even_by_those_who_look_at_no_digest(
-    sealed: Path, tmp_path: Path
-) -> None:
+def test_a_file_of_an_older_checkpoint_is_refused_even_without_digests(sealed: Path, tmp_path: Path) -> None:
     newer, file = written(tmp_path, 200), "rank_1/optimizer.safetensors"
     shutil.copy(sealed / file, newer / file)
     text = f"{newer}/{file}: a file of another checkpoint: its salt is not the one in the manifest"
@@ -179,7 +177,9 @@ def test_a_file_cut_short_is_noticed_though_the_manifest_says_so_too(sealed: Pat
     assert verify(sealed, OURS) == [text]
 
 
-def test_while_the_key_changes_both_are_believed(sealed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_during_a_change_of_keys_both_keys_are_accepted(
+    sealed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     new, out = Trust("env:NEW"), tmp_path / "new"
     monkeypatch.setenv(ANOTHER, "env:CHECKPOINT_KEY")
     transform(sealed, out, small(), key=new.key, trust=new)
@@ -189,7 +189,7 @@ def test_while_the_key_changes_both_are_believed(sealed: Path, tmp_path: Path, m
     assert refused(sealed, new).startswith(f"{sealed}: it is encrypted: {sealed}/{MODEL}: wrong key: ")
 
 
-def test_latest_has_a_mac_and_leads_back_to_no_older_checkpoint(sealed: Path, tmp_path: Path) -> None:
+def test_an_old_latest_file_does_not_lead_back_to_an_older_checkpoint(sealed: Path, tmp_path: Path) -> None:
     path = tmp_path / "latest"
     old, name = path.read_text(), "step-000100"
     assert old.startswith(f"{name}\nhmac-sha256 ")
@@ -212,7 +212,7 @@ def test_latest_has_a_mac_and_leads_back_to_no_older_checkpoint(sealed: Path, tm
     )
 
 
-def test_a_run_that_began_anew_is_believed_by_the_mac_of_latest(
+def test_a_restarted_run_is_the_newest_only_if_latest_has_a_valid_mac(
     sealed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     anew = written(tmp_path, 20)

@@ -28,7 +28,7 @@ from launcher.checkpoint.tensorfile import disk as durable
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.dying import killed, moments
-from tests.checkpoint.saving import files, filled, held, save, small
+from tests.checkpoint.saving import blobs_of_rank, files, filled, save, small
 from tests.mounts import unmount
 from tests.tiers import ALL
 
@@ -95,7 +95,7 @@ def test_a_transform_killed_at_any_moment_leaves_the_old_checkpoint_or_the_new_o
     assert {*seen} == {False, True}
 
 
-def test_a_first_transform_killed_at_any_moment_leaves_nothing_that_counts_or_all(tmp_path: Path) -> None:
+def test_a_first_transform_killed_at_any_moment_leaves_no_checkpoint_or_a_complete_one(tmp_path: Path) -> None:
     src, dst = tmp_path / "src" / "a", tmp_path / "out" / "b"
     save(src, small(), filled(small(), 1), {"step": 1})
     dst.parent.mkdir()
@@ -161,7 +161,7 @@ def test_where_folders_cannot_be_swapped_the_old_one_is_whole_beside_its_name(
         assert files(dst.parent) == new
 
 
-def test_all_is_on_the_disk_before_the_manifest_and_the_manifest_before_the_name(
+def test_files_are_synced_before_the_manifest_and_the_manifest_before_the_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
@@ -277,9 +277,9 @@ def test_a_transform_to_a_full_disk_says_what_was_needed_and_leaves_nothing(tmp_
 
 def test_a_rank_that_fills_the_disk_takes_back_what_it_wrote(tmp_path: Path, disk: Path) -> None:
     final = step_folder(disk, 1)
-    write_rank(partial(final), 0, large(), held(large(), 0, filled(large())))
+    write_rank(partial(final), 0, large(), blobs_of_rank(large(), 0, filled(large())))
     with pytest.raises(OSError, match="No space"):
-        write_rank(partial(final), 1, large(), held(large(), 1, filled(large())))
+        write_rank(partial(final), 1, large(), blobs_of_rank(large(), 1, filled(large())))
     assert [p.name for p in partial(final).glob("rank_*")] == ["rank_0"]
     assert latest(disk) is None
 

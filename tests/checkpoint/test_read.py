@@ -22,7 +22,7 @@ from launcher.checkpoint import (
 )
 from launcher.plan.values.layout import Box
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import cut, filled, held, save, small, strategies, tensors
+from tests.checkpoint.saving import blobs_of_rank, cut, filled, save, small, strategies, tensors
 
 
 def saved(home: Path, *steps: int) -> list[Path]:
@@ -36,7 +36,11 @@ def test_random_states_come_back_to_the_rank_that_saved_them(tmp_path: Path) -> 
     full = filled(strategy)
     records = [
         write_rank(
-            partial(final), r, strategy, held(strategy, r, full), {"rng": Blob.of("uint8", (3,), bytes([r] * 3))}
+            partial(final),
+            r,
+            strategy,
+            blobs_of_rank(strategy, r, full),
+            {"rng": Blob.of("uint8", (3,), bytes([r] * 3))},
         )
         for r in range(4)
     ]

@@ -20,7 +20,7 @@ from launcher.checkpoint import (
 from launcher.checkpoint.manifest import NoManifest
 from launcher.checkpoint.tensorfile.disk import publish
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import files, filled, held, save, small
+from tests.checkpoint.saving import blobs_of_rank, files, filled, save, small
 
 
 def saved(home: Path, *steps: int) -> list[Path]:
@@ -44,16 +44,16 @@ def test_a_checkpoint_folder_holds_these_files(tmp_path: Path) -> None:
     assert (tmp_path / "latest").read_text() == f"step-000100\nsha256 {digest}\n"
 
 
-def test_a_rank_that_never_came_leaves_a_folder_that_does_not_count(tmp_path: Path) -> None:
+def test_a_folder_in_which_a_rank_is_missing_is_not_a_checkpoint(tmp_path: Path) -> None:
     (one,) = saved(tmp_path, 1)
     strategy, new = small(), step_folder(tmp_path, 2)
-    write_rank(partial(new), 0, strategy, held(strategy, 0, filled(strategy)))
+    write_rank(partial(new), 0, strategy, blobs_of_rank(strategy, 0, filled(strategy)))
     assert latest(tmp_path) == one
     text = "incomplete checkpoint: it has no manifest.json, which is written last"
     assert refusal(lambda: open_checkpoint(partial(new)), NoManifest) == f"{partial(new)}: {text}"
 
 
-def test_what_an_interrupted_attempt_left_is_swept_out(tmp_path: Path) -> None:
+def test_files_of_an_interrupted_save_are_removed(tmp_path: Path) -> None:
     new = step_folder(tmp_path, 2)
     for stray in ("rank_9/model.safetensors", "rank_0/old.safetensors", "manifest.json"):
         (partial(new) / stray).parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def test_the_latest_is_the_last_one_committed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["manifest", "file", "size", "folder"])
-def test_an_incomplete_latest_gives_way_to_the_highest_complete_step(tmp_path: Path, damage: str) -> None:
+def test_an_incomplete_newest_checkpoint_is_skipped(tmp_path: Path, damage: str) -> None:
     _, two, three = saved(tmp_path, 1, 2, 3)
     if damage == "manifest":
         (three / "manifest.json").unlink()
@@ -96,7 +96,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     full = filled(small(), 99)
     save(one, small(), full, {"step": 1})
     got = read_rank(open_checkpoint(one), small(), 0)
-    assert got == held(small(), 0, full)
+    assert got == blobs_of_rank(small(), 0, full)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-000001"]
 
 
@@ -153,7 +153,7 @@ def test_prune_keeps_at_least_one(tmp_path: Path) -> None:
 
 def test_a_commit_needs_every_rank_once(tmp_path: Path) -> None:
     strategy, final = small(), step_folder(tmp_path, 1)
-    record = write_rank(partial(final), 1, strategy, held(strategy, 1, filled(strategy)))
+    record = write_rank(partial(final), 1, strategy, blobs_of_rank(strategy, 1, filled(strategy)))
     assert refusal(lambda: commit(partial(final), final, [record], {})) == (
         f"{partial(final)}: every rank must have one record, all of one strategy: rank 1 of 4 ({strategy.digest[:8]})"
     )
@@ -163,7 +163,7 @@ def test_a_commit_needs_every_rank_once(tmp_path: Path) -> None:
 def test_a_commit_notices_a_file_that_changed_since_its_rank_wrote_it(tmp_path: Path) -> None:
     strategy, final = small(), step_folder(tmp_path, 1)
     full = filled(strategy)
-    records = [write_rank(partial(final), r, strategy, held(strategy, r, full)) for r in range(4)]
+    records = [write_rank(partial(final), r, strategy, blobs_of_rank(strategy, r, full)) for r in range(4)]
     path = partial(final) / "rank_3" / "model.safetensors"
     size = path.stat().st_size
     path.write_bytes(path.read_bytes() + b"x")

@@ -92,7 +92,7 @@ def test_an_empty_folder_is_a_fine_destination(src: Path, tmp_path: Path) -> Non
     assert verify(tmp_path / "b") == []
 
 
-def test_what_a_killed_transform_left_is_no_obstacle(src: Path, tmp_path: Path) -> None:
+def test_files_of_a_killed_transform_do_not_block_the_next_one(src: Path, tmp_path: Path) -> None:
     (tmp_path / ".b.partial" / "rank_9").mkdir(parents=True)
     transform(src, tmp_path / "b", small())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "latest"]

@@ -147,7 +147,7 @@ def test_4096_ranks_of_a_thousand_tensors_are_planned_without_a_look_at_each_ran
     assert {s.rank for s in found} == set(range(after.size))
 
 
-def test_what_4096_ranks_save_takes_a_look_at_their_own_tensors_only() -> None:
+def test_the_boxes_of_one_of_4096_ranks_are_computed_from_its_own_tensors() -> None:
     src = large(Grid.of(pp=16, dp_shard=64, tp=4))
     assert sum(len(saved_boxes(src, rank)["model.safetensors"]) for rank in range(0, 4096, 64)) == 4000
     assert calls(lambda: saved_boxes(src, 7)) < 6000  # 62 tensors; one call for each of a thousand would fail

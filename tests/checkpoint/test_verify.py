@@ -30,7 +30,7 @@ def flip(path: Path, name: str) -> str:
     return f"{path}: tensor {name} is damaged: its digest is {found}, the manifest says {wanted}"
 
 
-def test_an_untouched_checkpoint_has_nothing_to_complain_of(folder: Path) -> None:
+def test_verify_finds_no_problem_in_an_undamaged_checkpoint(folder: Path) -> None:
     assert verify(folder) == []
 
 
@@ -42,7 +42,7 @@ def test_every_flipped_bit_is_named(folder: Path) -> None:
     assert verify(folder) == texts
 
 
-def test_a_flipped_bit_is_found_by_whoever_reads_it(folder: Path, tmp_path: Path) -> None:
+def test_reading_transforming_and_exporting_detect_a_flipped_bit(folder: Path, tmp_path: Path) -> None:
     text = flip(folder / "rank_2" / "model.safetensors", "layer.weight")
     for read in (
         lambda: read_rank(open_checkpoint(folder), single(small()), 0),
@@ -112,7 +112,7 @@ def test_a_changed_header_is_named(folder: Path) -> None:
     assert verify(folder) == [f"{path}: its header is not the one that the manifest was written with"]
 
 
-def test_an_incomplete_checkpoint_is_one_complaint(folder: Path) -> None:
+def test_an_incomplete_checkpoint_is_one_problem(folder: Path) -> None:
     (folder / "rank_2" / "model.safetensors").unlink()
     assert verify(folder) == [f"{folder}: incomplete checkpoint: rank_2/model.safetensors is missing"]
 

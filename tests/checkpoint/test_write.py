@@ -4,12 +4,12 @@ from pathlib import Path
 
 from launcher.checkpoint import Blob, open_checkpoint, read_rank, write_rank
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import filled, held, save, small
+from tests.checkpoint.saving import blobs_of_rank, filled, save, small
 
 
 def test_a_rank_saves_all_its_pieces_at_their_shapes_and_nothing_else(tmp_path: Path) -> None:
     strategy = small()
-    given = held(strategy, 2, filled(strategy))
+    given = blobs_of_rank(strategy, 2, filled(strategy))
     given["other"] = given.pop("layer.mean")
     given["layer.weight"] = Blob.of("float16", (3, 2), bytes(12))
     assert refusal(lambda: write_rank(tmp_path / "a", 2, strategy, given)) == (

@@ -51,7 +51,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("parts", "reason"), CASES.values(), ids=CASES)
-def test_one_that_takes_too_much_is_refused(tmp_path, parts, reason, capfd):
+def test_a_tokenizer_that_takes_too_much_time_or_memory_is_refused(tmp_path, parts, reason, capfd):
     file = saved(tmp_path, **parts)
     with pytest.raises(ValueError, match="tokenizer") as caught:
         text_tokenizer.load(file)
@@ -59,7 +59,7 @@ def test_one_that_takes_too_much_is_refused(tmp_path, parts, reason, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_one_that_fails_on_a_text_of_the_corpus_ends_with_a_line_and_no_backtrace(tmp_path):
+def test_a_tokenizer_that_fails_on_the_corpus_ends_in_one_line_without_a_backtrace(tmp_path):
     """The trial cannot know the text that its pattern fails on."""
     file = saved(tmp_path, pre_tokenizer=pre_tokenizers.Split(Regex(r"(q+)+$"), "isolated"))
     (tmp_path / "a.txt").write_text("q" * 60 + "!\n")
@@ -77,7 +77,7 @@ def test_one_that_fails_on_a_text_of_the_corpus_ends_with_a_line_and_no_backtrac
     assert (done.returncode, done.stderr) == (1, f"error: {reason}\n")
 
 
-def test_an_ordinary_one_is_tried_once_and_loaded(tmp_path, monkeypatch):
+def test_an_ordinary_tokenizer_is_tried_once_and_then_loaded(tmp_path, monkeypatch):
     file, calls = saved(tmp_path), []
     monkeypatch.setattr(
         "launcher.data.bounded_tokenizer.in_child", lambda *a, **k: (calls.append(a), in_child(*a, **k))[1]
@@ -86,7 +86,7 @@ def test_an_ordinary_one_is_tried_once_and_loaded(tmp_path, monkeypatch):
     assert len(calls) == 1
 
 
-def test_only_errors_of_the_library_are_turned_into_ours():
+def test_only_errors_of_the_tokenizers_library_become_a_tokenizer_error():
     with pytest.raises(KeyboardInterrupt), native_errors("a.json"):
         raise KeyboardInterrupt
     with pytest.raises(TokenizerError, match=r"^a\.json: the tokenizer fails: no\\x1bsuch$"), native_errors("a.json"):
@@ -115,7 +115,7 @@ def fails(text):
     ],
     ids=["time", "memory", "error"],
 )
-def test_a_child_ends_at_its_limits(do, error, text):
+def test_a_child_process_ends_at_its_limits_of_time_and_memory(do, error, text):
     with pytest.raises(error) as caught:
         in_child(do, "no", module=HERE, seconds=1, nbytes=256 << 20)
     assert str(caught.value) == text

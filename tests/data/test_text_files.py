@@ -79,7 +79,7 @@ STARTS = {
 
 @pytest.mark.parametrize("suffix", NAMES)
 @pytest.mark.parametrize("tokenizer", [{}, {"tokenizer": "bpe", "vocab_size": 300}], ids=["bytes", "bpe"])
-def test_what_is_no_text_by_its_name_is_not_trained_on_as_bytes(tmp_path, suffix, tokenizer):
+def test_a_file_whose_name_is_not_that_of_a_text_is_refused(tmp_path, suffix, tokenizer):
     path = tmp_path / f"web{suffix}"
     path.write_text("to be or not to be\n" * 50)
     what, way = NAMES[suffix]
@@ -90,7 +90,7 @@ def test_what_is_no_text_by_its_name_is_not_trained_on_as_bytes(tmp_path, suffix
 
 
 @pytest.mark.parametrize(("data", "what", "way"), STARTS.values(), ids=STARTS)
-def test_nor_is_what_is_no_text_by_its_first_bytes(tmp_path, data, what, way):
+def test_a_file_whose_first_bytes_are_not_text_is_refused(tmp_path, data, what, way):
     path = tmp_path / "web.txt"
     path.write_bytes(data)
     [problem] = check_text(text(path))
@@ -111,7 +111,7 @@ def test_text_that_is_too_long_for_memory_is_read_byte_by_byte_only(tmp_path):
 
 
 @pytest.mark.parametrize("at", [0, 70, (64 << 10) - 1])
-def test_nor_is_what_has_nul_bytes(tmp_path, at):
+def test_a_file_with_nul_bytes_is_refused(tmp_path, at):
     path = tmp_path / "web.txt"
     path.write_bytes(b"x" * at + b"\0" + b"x" * 100)
     [problem] = check_text(text(path))

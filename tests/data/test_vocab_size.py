@@ -25,36 +25,36 @@ def file(tmp_path):
     return path
 
 
-def asked(path, *words):
+def tokens_job(path, *words):
     return job("data=tokens", f"data.path={path}", "data.seq_len=16", "model=lm_tiny", "steps=[train]", *words)
 
 
 @pytest.mark.parametrize("model", ["lm_tiny", "tied_pair"])
 def test_a_model_has_as_many_rows_as_the_header_says(file, model):
-    made, source = with_vocabulary(asked(file, f"model={model}"))
+    made, source = with_vocabulary(tokens_job(file, f"model={model}"))
     assert (made.model.vocab_size, made.data.vocab_size, vocab(made.data)) == (300, 300, 300)
     assert source == "as the headers of its files say"
     assert with_vocabulary(made) == (made, "")
 
 
-def test_the_plan_says_what_became_of_null(file):
-    plan = plan_job(asked(file))
+def test_the_plan_notes_the_vocab_size_that_null_resolves_to(file):
+    plan = plan_job(tokens_job(file))
     assert NOTE in [f"{n.key} {n.text}" for n in plan.notes]
     assert plan.params[0].spec.shape == (300, 32)
-    noted = plan_job(asked(file, "data.vocab_size=300")).notes
+    noted = plan_job(tokens_job(file, "data.vocab_size=300")).notes
     assert "data.vocab_size" not in [n.key for n in noted]
 
 
 def test_a_model_may_have_more_rows_than_there_are_tokens_but_not_fewer(file):
-    before_torch(settled(asked(file, "model.vocab_size=320")))
+    before_torch(settled(tokens_job(file, "model.vocab_size=320")))
     with pytest.raises(RequestError) as refused:
-        before_torch(settled(asked(file, "model.vocab_size=299")))
+        before_torch(settled(tokens_job(file, "model.vocab_size=299")))
     assert str(refused.value) == (
         "model.vocab_size: 299 are too few for the 300 tokens of data tokens (try: model.vocab_size=300)"
     )
 
 
-def test_null_is_what_the_data_has_for_any_data_that_says_it():
+def test_a_null_vocab_size_of_the_model_is_that_of_its_data():
     made, source = with_vocabulary(job("data=text", "model.vocab_size=null"))
     assert source == ""
     assert made.model.vocab_size == 256
@@ -71,12 +71,12 @@ def test_null_beside_a_class_of_the_users_own_is_refused():
 
 def test_images_are_not_what_a_language_model_reads_and_tokens_not_what_others_read(file):
     with pytest.raises(RequestError) as refused:
-        before_torch(settled(asked(file, "model=resnet50")))
+        before_torch(settled(tokens_job(file, "model=resnet50")))
     assert str(refused.value) == "model: model resnet reads images, data tokens has tokens"
 
 
 @pytest.mark.parametrize("show", ["null", "plan"])
-def test_what_is_wrong_with_the_files_is_said_once_and_nothing_starts(tmp_path, capsys, show):
+def test_a_problem_of_a_token_file_is_reported_once_and_nothing_starts(tmp_path, capsys, show):
     path = tmp_path / "a.bin"
     path.write_bytes(little("H", range(1000)))
     words = ["recipe=lm_single", "data=tokens", f"data.path={path}", "steps=[train]", f"run_dir={tmp_path}/run"]

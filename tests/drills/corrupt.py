@@ -35,7 +35,9 @@ def run(times: int, chance: random.Random, folder: Path) -> Tally:
     run_dir = folder / "run"
     with launched(folder / "log", "launcher", *WORDS, f"run_dir={run_dir}") as process:
         assert wait(process, PATIENCE_S) == 0, (folder / "log").read_text()
-    truth = {step: said(run_dir, run_dir / "checkpoints" / step) for step in ("step-000004", "step-000006")}
+    truth = {
+        step: state_of_checkpoint(run_dir, run_dir / "checkpoints" / step) for step in ("step-000004", "step-000006")
+    }
     before = {name: (run_dir / name).read_bytes() for name in FILES}
     for _ in range(times):
         name = chance.choice(FILES)
@@ -44,7 +46,7 @@ def run(times: int, chance: random.Random, folder: Path) -> Tally:
         try:
             newest = latest(run_dir / "checkpoints")
             assert newest is not None, "no checkpoint is whole"
-            found = said(run_dir, newest)
+            found = state_of_checkpoint(run_dir, newest)
         except (ValueError, RequestError):
             outcome = "right"
         else:
@@ -56,7 +58,7 @@ def run(times: int, chance: random.Random, folder: Path) -> Tally:
     return tally
 
 
-def said(run_dir: Path, folder: Path) -> Any:
+def state_of_checkpoint(run_dir: Path, folder: Path) -> Any:
     """Return all that a start from ``folder`` depends on: its files, strategy, state, random streams and status."""
     checkpoint = open_checkpoint(folder)
     streams = [

@@ -41,7 +41,7 @@ for extra in sys.argv[1:]:
 """
 
 
-def test_all_other_modules_import_without_each() -> None:
+def test_all_other_modules_can_be_imported_without_each_extra() -> None:
     """Each extra is removed in a forked child of one process that has imported torch."""
     done = subprocess.run([sys.executable, "-c", IMPORT_ALL, *EXTRAS], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -62,7 +62,7 @@ def ran(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True)
 
 
-def test_the_default_recipe_runs_without_any(bare: Path) -> None:
+def test_the_default_recipe_runs_without_extras(bare: Path) -> None:
     done = ran(bare, "train.steps=2", "run_dir=run")
     assert done.returncode == 0, done.stderr
     assert "done in" in done.stdout
@@ -87,7 +87,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_what_needs_one_is_refused_by_its_name(bare: Path, case: str) -> None:
+def test_a_request_that_needs_a_missing_extra_is_refused_by_its_name(bare: Path, case: str) -> None:
     words, text = REFUSALS[case]
     done = ran(bare, *words, *(() if case in ("init", "sweep") else ("run_dir=refused",)))
     assert done.returncode == REFUSED

@@ -142,7 +142,7 @@ def test_when_the_time_is_over_every_part_has_a_row(tmp_path: Path) -> None:
     assert list(rows) == ["hangs", "timed", "timed.next"]
 
 
-def test_what_is_timed_has_prepared_and_runs_alone(tmp_path: Path) -> None:
+def test_timed_parts_prepare_first_and_run_alone(tmp_path: Path) -> None:
     rows = lab(
         tmp_path, Part("one", 30), Part("timed.1", 30, timed=True), Part("two", 30), Part("timed.2", 30, timed=True)
     )

@@ -100,7 +100,7 @@ def test_training_goes_on_from_a_checkpoint_with_the_same_losses(device: str, be
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_the_thread_writes_is_not_changed_by_the_steps_meanwhile(device: str, tmp_path: Any) -> None:
+def test_later_steps_do_not_change_what_the_saving_thread_writes(device: str, tmp_path: Any) -> None:
     j = lm(checkpoint={"every": 1, "async": True})
     assert ranks(device, 1, rank_work.two_saves_of_one_moment, j, plan_job(j), tmp_path) == [[]]
 

@@ -71,11 +71,11 @@ def test_a_tab_completes_what_is_typed(shell: str, typed: str, meant: str, folde
     rc = tmp_path / {"bash": "rc", "zsh": ".zshrc"}[shell]
     rc.write_text(f"{start.format(folder / f'words.{shell}')}launcher() {{ {PRINTED}; }}\nPS1='ready> '\n")
     command = [str(rc) if word == "rc" else word for word in command]
-    given = asked(command, f"launcher {typed}\r", folder, ZDOTDIR=str(tmp_path))
+    given = completed_words(command, f"launcher {typed}\r", folder, ZDOTDIR=str(tmp_path))
     assert [word.removesuffix("/") for word in given] == meant.split()  # zsh removes the slash again
 
 
-def asked(command: list[str], typed: str, cwd: Path, **env: str) -> list[str]:
+def completed_words(command: list[str], typed: str, cwd: Path, **env: str) -> list[str]:
     """Type in an interactive shell, and return the arguments that it calls ``launcher`` with."""
     ours, theirs = pty.openpty()
     env = {**os.environ, **env, "TERM": "dumb"}
@@ -121,7 +121,7 @@ OFFERED = {
 
 
 @pytest.mark.parametrize(("typed", "offered"), OFFERED.items(), ids=OFFERED)
-def test_what_bash_offers(typed: str, offered: list[str], folder: Path) -> None:
+def test_bash_offers_the_expected_words(typed: str, offered: list[str], folder: Path) -> None:
     needs("bash")
     line = f"launcher {typed}"
     ask = (
@@ -132,7 +132,7 @@ def test_what_bash_offers(typed: str, offered: list[str], folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("typed", "offered"), OFFERED.items(), ids=OFFERED)
-def test_what_fish_offers(typed: str, offered: list[str], folder: Path) -> None:
+def test_fish_offers_the_expected_words(typed: str, offered: list[str], folder: Path) -> None:
     needs("fish")
     ask = f"source words.fish; complete -C 'launcher {typed}'"
     assert lines(["fish", "--no-config", "-c", ask], folder) == offered
@@ -187,7 +187,7 @@ def test_a_shell_reads_its_script_without_a_word(shell: str, folder: Path) -> No
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_it_is_printed_without_torch() -> None:
+def test_the_completion_script_is_printed_without_torch() -> None:
     code = "import sys; from launcher.__main__ import main; main(['--completion=bash']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"

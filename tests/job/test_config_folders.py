@@ -22,7 +22,7 @@ def test_folders_below_a_recipe_are_not_searched(tmp_path: Path, monkeypatch: py
     assert compose(["recipe=mine.yaml"]).job.name == "mine"
 
 
-def test_those_below_the_folder_of_options_are(tmp_path: Path) -> None:
+def test_subfolders_of_the_folder_of_options_are_searched(tmp_path: Path) -> None:
     (tmp_path / "recipes/far").mkdir(parents=True)
     (tmp_path / "recipes/far/other.yaml").write_text("defaults: [lm_single, _self_]\n")
     assert "far/other" in ConfigFiles.from_folders(tmp_path).options("recipe")

@@ -53,7 +53,7 @@ def documented() -> dict[str, set[str]]:
     return {setting: set(re.findall(r"`(launcher[\w.]+)`", listed)) for setting, listed in table if setting in BASES}
 
 
-def test_there_are_hundreds():
+def test_the_tests_read_hundreds_of_classes():
     assert len(HOMES) > 700
 
 
@@ -157,7 +157,7 @@ def test_allowing_the_launcher_itself_opens_nothing():
             locate("launcher.runtime.log.LogFile", allow, object)
 
 
-def test_those_that_are_listed_can_be_built():
+def test_a_listed_class_can_be_built_as_an_argument():
     block = {"_target_": "launcher.models.language_model.SwiGLU", "dim": 4, "hidden": 8, "std": 0.02}
     net = build({"_target_": "torch.nn.Sequential", "_args_": [block]}, ("torch",), nn.Module)
     assert net(torch.ones(1, 4)).shape == (1, 4)

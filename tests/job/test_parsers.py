@@ -19,7 +19,7 @@ def test_a_shipped_file_reads_the_same(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_marks_are_the_same(path):
+def test_both_parsers_give_the_same_lines_and_columns(path):
     def marks(loader):
         events = yaml.parse(path.read_text(encoding="utf-8"), Loader=loader)
         return [(type(e), e.start_mark.line, e.start_mark.column) for e in events if isinstance(e, yaml.ScalarEvent)]

@@ -123,7 +123,7 @@ def here(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize(("section", "key", "text"), BRINGS.values(), ids=BRINGS)
-def test_a_recipe_from_elsewhere_may_not(here, section, key, text):
+def test_a_recipe_outside_of_the_current_folder_may_not_bring_code(here, section, key, text):
     path = write(here.parent / "there", section)
     assert refused([f"recipe={path}"])[key] == (
         f"{text}, and {path} is outside of the current folder", "security.recipe=trusted",
@@ -132,7 +132,7 @@ def test_a_recipe_from_elsewhere_may_not(here, section, key, text):
 
 
 @pytest.mark.parametrize(("section", "key"), BEHIND_A_NAME.values(), ids=BEHIND_A_NAME)
-def test_what_it_may_not_set_it_may_not_name_either(here, section, key):
+def test_a_recipe_from_elsewhere_may_not_bring_code_by_an_interpolation(here, section, key):
     path = write(here.parent / "there", section)
     assert key in refused([f"recipe={path}"])
     assert key not in refused([f"recipe={path}", "security.recipe=trusted"])
@@ -144,7 +144,7 @@ def test_a_file_cannot_trust_itself_by_another_name(here):
 
 
 @pytest.mark.parametrize(("section", "key", "text"), BRINGS.values(), ids=BRINGS)
-def test_an_untrusted_recipe_may_not_either(here, section, key, text):
+def test_a_recipe_that_is_declared_untrusted_may_not_bring_code(here, section, key, text):
     write(here, section)
     assert key not in refused(["recipe=theirs.yaml"])
     assert refused(["recipe=theirs.yaml", "security.recipe=untrusted"])[key] == (
@@ -153,7 +153,7 @@ def test_an_untrusted_recipe_may_not_either(here, section, key, text):
 
 
 @pytest.mark.parametrize("section", OTHER_WAYS.values(), ids=OTHER_WAYS)
-def test_no_way_to_set_it_is_overlooked(here, section):
+def test_every_way_to_set_security_allow_is_refused(here, section):
     path = write(here.parent / "there", section)
     assert "it makes Python import packages" in refused([f"recipe={path}"])["security.allow"][0]
     write(here, section)
@@ -162,7 +162,7 @@ def test_no_way_to_set_it_is_overlooked(here, section):
 
 
 @pytest.mark.parametrize("defaults", INCLUDES.values(), ids=INCLUDES)
-def test_nor_is_a_file_that_it_includes(here, defaults):
+def test_security_allow_in_an_included_file_is_refused(here, defaults):
     there = here.parent / "there"
     there.mkdir()
     (there / "inner.yaml").write_text("allow: [mine]\n")
@@ -264,7 +264,7 @@ def test_a_typed_name_of_a_value_is_the_users_own(here):
     assert "security.allow" not in refused([f"recipe={path}", "security.allow=${parallel.operators.x}"])
 
 
-def test_what_is_typed_is_the_users_own(here):
+def test_typed_settings_are_trusted_beside_an_untrusted_recipe(here):
     path = write(here.parent / "there", "train: {steps: 3}")
     assert refused([f"recipe={path}", "security.allow=[mine]", "name=${oc.env:USER}"]) == {}
 

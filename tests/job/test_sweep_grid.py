@@ -46,7 +46,7 @@ def test_a_glob_takes_the_options_of_its_group():
         ("lm_single", "lm_single: not an override; a recipe is chosen with recipe= (try: recipe=lm_single)"),
     ],
 )
-def test_what_cannot_be_swept_is_refused(override, text):
+def test_values_that_a_sweep_cannot_vary_are_refused(override, text):
     with pytest.raises(RequestError) as caught:
         cells([override], ConfigFiles())
     assert str(caught.value) == text
@@ -82,6 +82,6 @@ def test_a_cell_is_repeated_with_seeds():
     ]
 
 
-def test_what_varies_is_told_without_secrets():
+def test_the_varying_values_of_a_cell_hide_secrets():
     one = cells(["+logger.api_key=a,b", "seed=1,2"], ConfigFiles())[3]
     assert values(one) == {"logger.api_key": "***", "seed": "2"}

@@ -45,7 +45,7 @@ REJECTED = {
 
 
 @pytest.mark.parametrize("path", REJECTED)
-def test_what_is_no_class_of_the_right_kind_is_rejected(path):
+def test_targets_that_are_no_class_of_the_right_kind_are_refused(path):
     with pytest.raises(RequestError) as caught:
         locate(path, ("torch",), torch.nn.Module, key="model._target_")
     assert str(caught.value) == f"model._target_: {REJECTED[path]}"
@@ -95,7 +95,7 @@ def test_a_model_is_built_with_its_arguments_and_nested_classes():
     assert [type(m).__name__ for m in model.children()] == ["Linear", "ReLU"]
 
 
-def test_what_the_caller_gives_comes_first():
+def test_arguments_of_the_caller_precede_those_of_the_target():
     weight = torch.nn.Parameter(torch.zeros(2))
     target = Target.model_validate({"_target_": "torch.optim.SGD", "lr": 0.5})
     optimizer = build(target, ("torch",), torch.optim.Optimizer, [weight])
@@ -222,7 +222,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize(("target", "text"), FOREIGN.values(), ids=FOREIGN)
-def test_what_a_trusted_file_may_not_give(mine, target, text):
+def test_untrusted_or_wrong_objects_in_a_trusted_file_are_refused(mine, target, text):
     with pytest.raises(RequestError) as caught:
         build(target, (mine,), torch.nn.Module, key="model._target_")
     assert str(caught.value) == text

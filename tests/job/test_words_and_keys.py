@@ -195,7 +195,7 @@ def test_a_key_beside_candidates_that_have_no_keys_is_refused() -> None:
     ]
 
 
-def test_what_is_open_in_a_file_is_what_is_open_typed(tmp_path: Path) -> None:
+def test_parallel_auto_opens_the_same_settings_in_a_file_as_typed(tmp_path: Path) -> None:
     """Settings of the base recipe that are not axes of the search do not change."""
     (tmp_path / "base.yaml").write_text("defaults: [lm_single, _self_]\nparallel: {fp32_communication: true}\n")
     file = tmp_path / "mine.yaml"

@@ -82,7 +82,7 @@ def judge(words, meant, says, said):
 
 
 @pytest.mark.parametrize("row", TYPED.values(), ids=TYPED)
-def test_what_is_typed_wrong_is_told_and_its_cure_is_what_was_meant(row, folder, monkeypatch):
+def test_a_typed_mistake_is_explained_with_the_cure_that_was_meant(row, folder, monkeypatch):
     monkeypatch.chdir(folder)
     before = sorted(folder.rglob("*"))
     code, said = answer(row.typed)

@@ -25,7 +25,7 @@ def lora(modules: Any, rank: int = 2, alpha: float = 3) -> Lora:
     return Lora(rank=rank, alpha=alpha, modules=modules)
 
 
-def test_it_begins_as_the_model_itself_and_only_adapters_learn() -> None:
+def test_an_adapted_model_starts_equal_and_trains_only_its_adapters() -> None:
     plain, adapted = built(None), built(lora("layers.*.attn.[qv]"))
     tokens = torch.randint(17, (2, 5))
     assert torch.equal(adapted(tokens), plain(tokens))
@@ -41,7 +41,7 @@ def test_it_begins_as_the_model_itself_and_only_adapters_learn() -> None:
     assert not named["layers.0.attn.q.lora_B"].any()
 
 
-def test_what_it_adds_is_alpha_over_rank_times_the_product() -> None:
+def test_an_adapter_adds_alpha_over_rank_times_its_product() -> None:
     net = adapt(nn.Sequential(nn.Linear(5, 3)), lora("0", rank=4, alpha=6))
     base = nn.Linear(5, 3)
     base.load_state_dict({n: t for n, t in net[0].state_dict().items() if "lora" not in n})
@@ -77,7 +77,7 @@ def hooked() -> nn.Module:
     (nn.Sequential(Odd(2, 2)), "*", "0: Odd does more than a linear module; remove it from the list"),
     (hooked(), "*", "0: it has hooks, which would be lost; remove it from the list"),
 ], ids=["no linear", "none at all", "a forward of its own", "hooks"])  # fmt: skip
-def test_what_cannot_be_adapted_is_refused(net: nn.Module, modules: str, told: str) -> None:
+def test_modules_that_cannot_have_an_adapter_are_refused(net: nn.Module, modules: str, told: str) -> None:
     with pytest.raises(RequestError) as refused:
         adapt(net, lora(modules))
     assert str(refused.value) == f"model.lora.modules: {told}"

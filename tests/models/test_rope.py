@@ -70,7 +70,7 @@ def test_the_table_has_the_bits_that_are_worked_out_where_it_is_used(tables):
         assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
 
 
-def test_what_is_followed_is_not_kept(tables):
+def test_traced_forwards_do_not_fill_the_cache_of_angles(tables):
     tokens = torch.arange(10).view(2, 5)
     with FakeTensorMode(allow_non_fake_inputs=True):
         decoder()(torch.zeros(2, 5, dtype=torch.long))

@@ -33,7 +33,7 @@ def both_are_named(started: list[Started], folder: Path) -> None:
     assert re.fullmatch(CAUSE.removeprefix("error: "), status(folder)["error"])
 
 
-def test_pulled_in_training_and_the_run_goes_on_on_one_node(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_cable_pulled_in_training_ends_the_run_which_resumes_on_one_node(nodes: Nodes, tmp_path: Path) -> None:
     run = tmp_path / "run"
     started = nodes.ranks(run, *PAIR, SLOW, "train.steps=500")
     until(reached(run, 3), started)
@@ -48,7 +48,7 @@ def test_pulled_in_training_and_the_run_goes_on_on_one_node(nodes: Nodes, tmp_pa
     assert losses(run) == losses(alone)
 
 
-def test_pulled_in_a_save_leaves_the_checkpoint_before_it(
+def test_a_cable_pulled_in_a_save_leaves_the_previous_checkpoint(
     nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, plugged = tmp_path / "run", tmp_path / "plugged"
@@ -66,7 +66,7 @@ def test_pulled_in_a_save_leaves_the_checkpoint_before_it(
     assert checkpoints(run)[-1] == "step-000005"
 
 
-def test_pulled_in_the_start(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_cable_pulled_during_the_start_ends_every_rank_early(nodes: Nodes, tmp_path: Path) -> None:
     """The cable is pulled while rank 0 plans: no rank waits for the timeout of a full run."""
     run, began, go = tmp_path / "run", tmp_path / "began", tmp_path / "go"
     model = f"model={{_target_: tests.nodes.hooks.SlowPlan, vocab: 64, dim: 16, began: {began}, until: {go}}}"
@@ -89,7 +89,7 @@ def test_pulled_in_the_start(nodes: Nodes, tmp_path: Path) -> None:
     assert not run.exists()
 
 
-def test_a_line_that_delays_and_loses_packets(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_line_that_delays_and_loses_packets_does_not_change_the_numbers(nodes: Nodes, tmp_path: Path) -> None:
     """Each way takes 20 ms and one packet in fifty is lost: the run is slower and has the same numbers."""
     with bad_line(nodes.pair, delay_ms=20, loss=0.02):
         started = nodes.ranks(tmp_path / "run", *PAIR, "train.steps=3", "launch.timeout_s=120")

@@ -26,7 +26,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], type]] = 
 }
 
 
-def asked(case: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def settings_of_case(case: str) -> tuple[dict[str, Any], dict[str, Any]]:
     parallel, loss, data, _ = CASES[case]
     more = {"loss": loss, "data": data | {"samples": 40}, "security__allow": ("tests",), "model__layers": 2}
     return parallel, more | {"model__tied": parallel is not TP, "train__batch_size": 16}
@@ -34,15 +34,15 @@ def asked(case: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
 @pytest.mark.parametrize("case", CASES)
-def test_it_holds(case: str, precision: Literal["fp64", "fp32", "bf16"]) -> None:
-    parallel, more = asked(case)
+def test_the_certificate_of_every_loss_holds(case: str, precision: Literal["fp64", "fp32", "bf16"]) -> None:
+    parallel, more = settings_of_case(case)
     c = certificate(parallel, Certify(precision=precision), **more, train__precision=precision)
     assert c.holds, c.verdict()
 
 
 @pytest.mark.parametrize("case", some(CASES))
-def test_it_says_so_where_the_loss_is_another(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    parallel, more = asked(case)
+def test_the_certificate_reports_a_loss_that_differs(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parallel, more = settings_of_case(case)
     kind = CASES[case][3]
     real = kind.__call__
 

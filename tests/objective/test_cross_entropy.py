@@ -9,7 +9,7 @@ from launcher.objective.losses import cross_entropy
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (2, 3, 5)], ids=["classes", "tokens"])
-def test_it_is_the_mean_over_all_positions(shape):
+def test_cross_entropy_is_the_mean_over_all_positions(shape):
     logits = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     target = torch.arange(6).view(shape[:-1]) % 5
     want = -logits.log_softmax(-1).gather(-1, target[..., None]).mean()

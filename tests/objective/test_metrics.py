@@ -33,7 +33,7 @@ def test_of_equal_logits_the_first_class_is_the_larger_and_a_nan_is_no_answer():
     assert of(TOP, LOGITS, [0, 2, 1, 0]) == [0, 4]
 
 
-def test_what_does_not_count_is_left_out_and_what_is_no_class_makes_it_nan():
+def test_ignored_targets_are_left_out_and_invalid_classes_make_a_metric_nan():
     assert of(ACCURACY, LOGITS, [1, -100, 0, -100]) == [1, 2]
     assert isnan(of(ACCURACY, LOGITS, [1, 4, 0, 0])[0])
 
@@ -71,7 +71,7 @@ def test_a_perplexity_beyond_all_floats_is_infinite():
     assert metric.value(800.0, 1.0) == float("inf")
 
 
-def test_what_counts_nothing_has_no_figure_and_what_is_nan_is_named():
+def test_a_metric_without_samples_is_omitted_and_a_nan_is_named():
     assert values((ACCURACY, TOP), [(0.0, 0.0), (1.0, 4.0)], "step 3") == {"top_2": 0.25}
     with pytest.raises(RunError) as caught:
         values((ACCURACY, TOP), [(1.0, 2.0), (nan, 0.0)], "step 3")

@@ -116,7 +116,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.usefixtures("page")
 @pytest.mark.parametrize("layout", some(LAYOUTS, one_in=2))
-def test_on_every_layout_too(layout: str, tmp_path: Path) -> None:
+def test_dpo_trains_as_two_models_on_every_layout(layout: str, tmp_path: Path) -> None:
     from dpo_data import Sums
 
     asked = job(

@@ -29,7 +29,7 @@ def own(name: str, **arguments: Any) -> dict[str, Any]:
     return {"_target_": f"{OWN}.{name}", **arguments}
 
 
-def asked(**changes: Any) -> Job:
+def job_with_loss(**changes: Any) -> Job:
     tp = "operators" in changes.get("parallel", {})
     return job(**{"parallel": PP, "data": HOLED, "security__allow": ("tests",), "model__tied": not tp, **changes})
 
@@ -37,71 +37,71 @@ def asked(**changes: Any) -> Job:
 OUTPUT = "and the model's output is float64 (4, 8, 64)"
 REFUSED: dict[str, tuple[Job, str]] = {
     "mse of class numbers": (
-        asked(loss={"name": "mse"}),
+        job_with_loss(loss={"name": "mse"}),
         f"loss: mse: for 4 samples targets are int64 (4, 8) {OUTPUT}; it compares them number by number: return "
         "targets as float32",
     ),
     "bce of another shape": (
-        asked(loss={"name": "bce"}, data=VALUES | {"target": [8, 1]}),
+        job_with_loss(loss={"name": "bce"}, data=VALUES | {"target": [8, 1]}),
         f"loss: bce: for 4 samples targets are float64 (4, 8, 1) {OUTPUT}; it compares them element by element: "
         "give both the same shape",
     ),
     "cross entropy of numbers": (
-        asked(data=VALUES),
+        job_with_loss(data=VALUES),
         "data: targets are float64, but the loss is the cross entropy of class numbers; return them as int64 "
         f"(try: loss=mse); data: for 4 samples targets are float64 (4, 8, 64) {OUTPUT}; an output must be (samples, "
         "..., classes) or (samples, classes, ...), and targets must have all its dims except the classes",
     ),
     "accuracy of numbers": (
-        asked(loss={"name": "mse"}, data=VALUES, metrics=["accuracy"]),
+        job_with_loss(loss={"name": "mse"}, data=VALUES, metrics=["accuracy"]),
         f"metrics: accuracy: targets are float64 (4, 8, 64) {OUTPUT}; it compares class numbers with logits",
     ),
     "all of the classes": (
-        asked(metrics=[{"name": "top_k", "k": 64}]),
+        job_with_loss(metrics=[{"name": "top_k", "k": 64}]),
         "metrics: top_64: with 64 classes every target is in the top 64",
     ),
     "two of a name": (
-        asked(metrics=["accuracy", "perplexity", "accuracy"]),
+        job_with_loss(metrics=["accuracy", "perplexity", "accuracy"]),
         "metrics: two metrics have the name accuracy; keep one (try: 'metrics=[accuracy,perplexity]')",
     ),
     "bytes that nobody knows": (
-        asked(metrics=["bits_per_byte", "accuracy"]),
+        job_with_loss(metrics=["bits_per_byte", "accuracy"]),
         "metrics: bits_per_byte: data of a class of your own does not say how many bytes of text a token stands for "
         "(try: 'metrics=[accuracy]')",
     ),
     "a loss without a count": (
-        asked(loss=own("Uncounted")),
+        job_with_loss(loss=own("Uncounted")),
         f"loss._target_: {OWN}.Uncounted: it has no method count(target), whose result divides the loss "
         "and is needed before any forward",
     ),
     "another count": (
-        asked(loss=own("Miscounted", step=0.0)),
+        job_with_loss(loss=own("Miscounted", step=0.0)),
         f"loss._target_: {OWN}.Miscounted: it counts 10, but its count(target) is 11; both must be the same",
     ),
     "a sum without a gradient": (
-        asked(loss=own("Detached")),
+        job_with_loss(loss=own("Detached")),
         f"loss._target_: {OWN}.Detached: its sum has no gradient: compute it from the output with torch's operations",
     ),
     "a sum that is none": (
-        asked(loss=own("Rowwise")),
+        job_with_loss(loss=own("Rowwise")),
         f"loss._target_: {OWN}.Rowwise: its sum is a tensor of shape (4, 8) where one number was expected; add up all "
         "samples",
     ),
     "parameters": (
-        asked(loss=own("Learned")),
+        job_with_loss(loss=own("Learned")),
         f"loss._target_: {OWN}.Learned: it has parameters that would not be trained; move them into the model",
     ),
     "an output that is cut over tp": (
-        asked(loss=own("Weighted"), parallel={"operators": HEAD, "grid": {"tp": 2}}),
+        job_with_loss(loss=own("Weighted"), parallel={"operators": HEAD, "grid": {"tp": 2}}),
         "parallel.operators: your own loss or metric takes full outputs, but their last dim is cut over tp; "
         "leave the module that makes it out of parallel.operators",
     ),
     "a name that is taken": (
-        asked(metrics=[{"_target_": f"{OWN}.loss"}]),
+        job_with_loss(metrics=[{"_target_": f"{OWN}.loss"}]),
         "metrics: loss is reported in every step; rename the class",
     ),
     "a name of the run's own state": (
-        asked(metrics=[{"_target_": f"{OWN}.SavedStep"}, {"_target_": f"{OWN}.ValLoss"}]),
+        job_with_loss(metrics=[{"_target_": f"{OWN}.SavedStep"}, {"_target_": f"{OWN}.ValLoss"}]),
         "metrics: saved_step is a name that the run uses itself; rename the class; "
         "metrics: val_loss is a name that the run uses itself; rename the class",
     ),
@@ -109,7 +109,7 @@ REFUSED: dict[str, tuple[Job, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_the_plan_refuses(case: str) -> None:
+def test_losses_and_metrics_that_cannot_be_computed_are_refused(case: str) -> None:
     j, text = REFUSED[case]
     with pytest.raises(RequestError) as caught:
         plan_job(j)
@@ -123,20 +123,20 @@ def test_the_plan_refuses(case: str) -> None:
     ids=["narrow", "of one dtype", "weights"],
 )
 def test_a_loss_is_tried_in_the_dtype_of_the_run(loss: dict[str, Any], precision: str) -> None:
-    plan_job(asked(loss=loss, train__precision=precision))
+    plan_job(job_with_loss(loss=loss, train__precision=precision))
 
 
 def test_a_loss_of_another_dtype_than_the_run_is_refused() -> None:
     with pytest.raises(RequestError) as caught:
-        plan_job(asked(loss=own("OfOneDtype", dtype="float64"), train__precision="fp32"))
+        plan_job(job_with_loss(loss=own("OfOneDtype", dtype="float64"), train__precision="fp32"))
     (problem,) = caught.value.problems
     assert "it cannot be called with an output of shape (4, 8, 64) float32 and targets" in problem.text
     assert "expected m1 and m2 to have the same dtype, but got: float != double" in problem.text
 
 
-def test_what_does_not_add_up_is_refused_in_float32_too() -> None:
+def test_a_float32_loss_that_does_not_add_up_over_samples_is_refused() -> None:
     with pytest.raises(RequestError) as caught:
-        plan_job(asked(loss=own("NarrowMean", dtype="float32"), train__precision="fp32"))
+        plan_job(job_with_loss(loss=own("NarrowMean", dtype="float32"), train__precision="fp32"))
     assert str(caught.value).endswith(f"; {CUT}")
 
 
@@ -148,16 +148,18 @@ def test_what_does_not_add_up_is_refused_in_float32_too() -> None:
 def test_no_dtype_of_the_loss_excuses_sums_that_do_not_add_up(loss: dict[str, Any]) -> None:
     """The tolerance is the precision of fp32, however few bits the loss itself keeps."""
     with pytest.raises(RequestError) as caught:
-        plan_job(asked(loss=loss, train__precision="fp32"))
+        plan_job(job_with_loss(loss=loss, train__precision="fp32"))
     assert str(caught.value).endswith(f"; {CUT}")
 
 
 @pytest.mark.parametrize(("name", "key"), [("MeanOfMeans", "loss"), ("Largest", "metrics")])
 @pytest.mark.parametrize("parallel", [PP, PIECES], ids=["pp", "pieces"])
-def test_what_does_not_add_up_is_refused(name: str, key: str, parallel: dict[str, Any]) -> None:
+def test_a_loss_or_metric_that_does_not_add_up_over_samples_is_refused(
+    name: str, key: str, parallel: dict[str, Any]
+) -> None:
     change: dict[str, Any] = {"loss": own(name)} if key == "loss" else {"metrics": [own(name)]}
     with pytest.raises(RequestError) as caught:
-        plan_job(asked(parallel=parallel, **change))
+        plan_job(job_with_loss(parallel=parallel, **change))
     (problem,) = caught.value.problems
     assert problem.key == ("loss._target_" if key == "loss" else key)
     assert problem.text.startswith(f"{OWN}.{name}: its sum over all samples is ")
@@ -172,31 +174,31 @@ def rank_steps(world: World, j: Job, plan: Plan, folder: Path) -> None:
 
 ENDS: dict[str, tuple[Job, str]] = {
     "a metric that is NaN in training": (
-        asked(metrics=[own("Holes", nan_from=4)]),
+        job_with_loss(metrics=[own("Holes", nan_from=4)]),
         "step 1: the metric holes is NaN (sum nan, count 64). Look at the metric, or at the data of this step",
     ),
     "a metric that is NaN in a validation": (
-        asked(metrics=["accuracy", own("Holes", nan_from=1)]),
+        job_with_loss(metrics=["accuracy", own("Holes", nan_from=1)]),
         "validation after step 0: the metric holes is NaN (sum nan, count 104). Look at the metric, or at the data of "
         "this step",
     ),
     "a count that differs later": (
-        asked(loss=own("LaterMiscounted"), parallel={}),
+        job_with_loss(loss=own("LaterMiscounted"), parallel={}),
         "step 1: the count that the loss returns differs from its count(target), by which its sum is divided; the "
         "weights were not touched. Look at the class of the loss",
     ),
     "a number that is no share": (
-        asked(loss={"name": "bce"}, data=VALUES | {"wrong": 1.5}),
+        job_with_loss(loss={"name": "bce"}, data=VALUES | {"wrong": 1.5}),
         "step 1: the target of training sample 5 at 7, 63 is 1.5, but the loss bce takes numbers from 0 to 1. Look at "
         "the data",
     ),
     "nothing that counts": (
-        asked(data=HOLED | {"hole": 3, "empty": 1}, loss={"name": "cross_entropy", "ignore_index": 3}),
+        job_with_loss(data=HOLED | {"hole": 3, "empty": 1}, loss={"name": "cross_entropy", "ignore_index": 3}),
         "step 1: all targets of the global batch are 3, which are ignored, so there is no loss; the weights were "
         "not touched. Look at the data of this step",
     ),
     "nothing that counts for a loss of one's own": (
-        asked(data=HOLED | {"empty": 1}, loss=own("Weighted")),
+        job_with_loss(data=HOLED | {"empty": 1}, loss=own("Weighted")),
         "step 1: count(target) of the loss is 0 for the global batch, so there is no loss; the "
         "weights were not touched. Look at the data of this step",
     ),
@@ -204,7 +206,7 @@ ENDS: dict[str, tuple[Job, str]] = {
 
 
 @pytest.mark.parametrize("case", ENDS)
-def test_the_run_ends_on_every_rank_and_names_it(case: str, tmp_path: Path) -> None:
+def test_a_loss_that_fails_in_the_run_ends_every_rank_and_is_named(case: str, tmp_path: Path) -> None:
     j, text = ENDS[case]
     plan = plan_job(j)
     with pytest.raises(RanksFailed) as failed:

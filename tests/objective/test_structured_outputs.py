@@ -41,7 +41,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def asked(kind: str, parallel: Mapping[str, Any], **changes: Any) -> Job:
+def job_with_heads(kind: str, parallel: Mapping[str, Any], **changes: Any) -> Job:
     return job(**{
         "parallel": parallel, "model": {"_target_": f"{OWN}.Heads", "kind": kind},
         "data": {"_target_": "tests.parallel.sources.Holed", "seq_len": 8}, "loss": {"_target_": f"{OWN}.CombinedLoss"},
@@ -60,8 +60,8 @@ def mean(output: Any, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("layout", some(LAYOUTS, one_in=2))
-def test_it_trains_as_plain_torch_does(layout: str, tmp_path: Path) -> None:
-    jobs = {kind: asked(kind, LAYOUTS[layout], **changes) for kind, changes in KINDS.items()}
+def test_structured_outputs_train_as_in_plain_torch(layout: str, tmp_path: Path) -> None:
+    jobs = {kind: job_with_heads(kind, LAYOUTS[layout], **changes) for kind, changes in KINDS.items()}
     train, held = Holed(8, "train"), Holed(8, "val")
     for kind, (plan, got) in trained.on_layouts(jobs, tmp_path).items():
         model = plain(jobs[kind], plan)
@@ -75,16 +75,16 @@ def test_it_trains_as_plain_torch_does(layout: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_in_half_precision_a_loss_gets_float32(precision: str, tmp_path: Path) -> None:
-    job = asked("dict", LAYOUTS["pp2"], train__precision=precision, loss={"_target_": f"{OWN}.Wide"})
+    job = job_with_heads("dict", LAYOUTS["pp2"], train__precision=precision, loss={"_target_": f"{OWN}.Wide"})
     ((_, got),) = trained.on_layouts({"": job}, tmp_path).values()
     assert all(map(math.isfinite, got.losses))
 
 
-def test_the_plan_says_what_there_is() -> None:
-    plan = plan_job(asked("dict", LAYOUTS["pp2"]))
+def test_the_plan_has_the_keys_and_shapes_of_the_outputs() -> None:
+    plan = plan_job(job_with_heads("dict", LAYOUTS["pp2"]))
     assert plan.output_keys == ("value", "logits")
     assert [t.shape for t in plan.output] == [(2, 8), (2, 8, 64)]
-    assert plan_job(asked("tuple", {})).output_keys == (0, 1)
+    assert plan_job(job_with_heads("tuple", {})).output_keys == (0, 1)
 
 
 RETURNS = "but the model returns a dict of value, logits"
@@ -184,15 +184,15 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_takes_one_tensor_or_other_ones_is_refused(kind: str) -> None:
+def test_a_loss_that_does_not_take_these_outputs_is_refused(kind: str) -> None:
     changes, said = REFUSED[kind]
     changes = dict(changes)
     with pytest.raises(RequestError) as refused:
-        plan_job(asked("dict", changes.pop("parallel", {}), **changes))
+        plan_job(job_with_heads("dict", changes.pop("parallel", {}), **changes))
     assert str(refused.value).splitlines() == said
 
 
-def test_it_is_certified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_with_structured_outputs_is_certified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "recipe=null", "model=null", f"model._target_={OWN}.Heads", "model.kind=dict", "data=null",
         "data._target_=tests.parallel.sources.Holed", "data.seq_len=8",

@@ -41,7 +41,7 @@ def test_updates_are_those_of_the_paper(shape, decay):
     torch.testing.assert_close(p.detach().flatten().tolist(), want, rtol=0, atol=1e-15)
 
 
-def test_it_keeps_one_tensor_of_each_parameter_that_has_had_a_gradient():
+def test_lion_keeps_one_tensor_for_each_parameter_that_has_had_a_gradient():
     p, idle = (nn.Parameter(torch.ones(2, 3)) for _ in range(2))
     optimizer = build_optimizer(SETTINGS, grouped(SETTINGS, [("p", p), ("idle", idle)]))
     p.grad = torch.ones(2, 3)

@@ -23,7 +23,7 @@ def target(name: str, **arguments: Any) -> Target:
     return Target.model_validate({"_target_": OURS + name, **arguments})
 
 
-def asked(name: str, steps: int = 5, **arguments: Any) -> Job:
+def job_with_schedule(name: str, steps: int = 5, **arguments: Any) -> Job:
     schedule = {"_target_": OURS + name, **arguments}
     return job(schedule=schedule, train__steps=steps, security__allow=("tests",))
 
@@ -35,7 +35,7 @@ def rates(name: str, steps: int, **arguments: Any) -> list[float]:
 
 def test_an_instance_is_called_with_the_step_and_gives_the_share():
     assert rates("InverseRoot", 4, warmup=2) == [0.5, 1.0, (2 / 3) ** 0.5, 0.5**0.5]
-    plan_job(asked("InverseRoot", warmup=2))
+    plan_job(job_with_schedule("InverseRoot", warmup=2))
 
 
 def test_an_argument_that_names_a_class_is_built_first():
@@ -43,8 +43,8 @@ def test_an_argument_that_names_a_class_is_built_first():
     assert rates("Both", 4, first=first, at=2) == [0.25, 0.5, 0.0, 0.0]
 
 
-def test_any_number_will_do():
-    plan_job(asked("Numbers", steps=7))
+def test_a_users_schedule_may_return_any_type_of_number():
+    plan_job(job_with_schedule("Numbers", steps=7))
     found = rates("Numbers", 7)
     assert found == [1, 0.5, 0.25, 0.125, 2, 0.0625, 0]
     assert {type(r) for r in found} == {float}
@@ -102,15 +102,15 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_no_training_can_go_by_is_refused(case):
+def test_a_users_schedule_that_cannot_be_used_is_refused(case):
     name, arguments, why = REFUSED[case]
     with pytest.raises(RequestError) as refused:
-        plan_job(asked(name, **arguments))
+        plan_job(job_with_schedule(name, **arguments))
     said = re.sub(r"py:\d+", "py:N", str(refused.value))
     assert said == f"schedule._target_: {OURS}{name}: {why}"
 
 
-def test_one_that_draws_random_numbers_is_refused():
+def test_a_users_schedule_that_draws_random_numbers_is_refused():
     found = own_schedule.problem(target("Noise"), ("tests",), 50)
     assert found is not None
     assert found.text.startswith(f"{OURS}Noise: at step 49 it returns 0.")
@@ -118,7 +118,7 @@ def test_one_that_draws_random_numbers_is_refused():
 
 
 def test_steps_behind_the_last_are_not_looked_at():
-    plan_job(asked("Table", rates=[1.0] * 5))
+    plan_job(job_with_schedule("Table", rates=[1.0] * 5))
     assert own_schedule.problem(target("Gives", value="-1", at=5), ("tests",), 5) is None
 
 
@@ -137,7 +137,7 @@ def test_of_a_very_long_one_steps_up_to_the_last(monkeypatch):
         assert own_schedule.problem(target("InverseRoot"), ("tests",), steps) is None
 
 
-def test_what_no_plan_has_seen_ends_the_run_with_the_step():
+def test_an_invalid_rate_after_the_planned_steps_ends_the_run_with_the_step():
     factor = factors(target("Ends", after=3), 3, ("tests",))
     assert factor(2) == 1.0
     with pytest.raises(RunError) as ended:
@@ -156,7 +156,7 @@ def test_of_the_launchers_own_classes_none_is_built_that_cannot_be_a_schedule():
 
 def test_nothing_of_a_package_that_is_not_trusted_is_built():
     with pytest.raises(RequestError) as refused:
-        plan_job(asked("InverseRoot").model_copy(update={"security": job().security}))
+        plan_job(job_with_schedule("InverseRoot").model_copy(update={"security": job().security}))
     trusted = "package 'tests' is not trusted (trusted: none) (try: 'security.allow=[tests]')"
     assert str(refused.value) == f"schedule._target_: {OURS}InverseRoot: {trusted}"
 
@@ -166,5 +166,5 @@ def test_many_plans_try_it_once(monkeypatch):
     monkeypatch.setattr(own_schedule, "problem", lambda settings, allow, steps: tried.append(steps))
     traces = Traces()
     for steps in (5, 5, 7, 5):
-        plan_job(asked("InverseRoot", steps=steps), traces)
+        plan_job(job_with_schedule("InverseRoot", steps=steps), traces)
     assert tried == [5, 7]

@@ -39,7 +39,7 @@ def test_a_class_that_only_a_gpu_can_run_so_is_tried_without_that():
     )
 
 
-def test_a_class_for_fp32_alone_is_tried_in_it():
+def test_an_optimizer_for_fp32_only_is_tried_in_fp32():
     path = "tests.optim.theirs.SinglePrecision"
     assert tried(path, dtype="float32") == OptimizerTraits(path, copies=0)
     assert tried(path).broken == (
@@ -57,7 +57,7 @@ def test_sums_over_rows_and_state_that_comes_late_are_seen():
     assert (counts.counters, counts.lost) == (("k", "late", "seen"), "")
 
 
-def test_sums_that_seldom_matter_are_seen():
+def test_a_trial_detects_sums_over_parameters_that_seldom_change_the_update():
     skips = tried("tests.optim.theirs.Skips")
     assert (skips.alone, skips.counters, skips.lost) == (False, ("usual",), "")
     clipped = tried("tests.optim.theirs.Clipped")
@@ -69,7 +69,7 @@ def test_small_tensors_are_as_the_models_are():
     assert small([(3, 3)]) == [(3, 3), (3, 3)]
 
 
-def test_nothing_of_it_is_seen_outside():
+def test_a_trial_of_an_optimizer_leaves_random_states_and_threads_unchanged():
     torch.manual_seed(3)
     random.seed(3)
     before = (torch.get_rng_state(), random.getstate(), torch.get_num_threads(), torch.cuda.is_available())
@@ -80,6 +80,6 @@ def test_nothing_of_it_is_seen_outside():
     assert before[1:] == after[1:]
 
 
-def test_our_own_are_not_tried(monkeypatch):
+def test_built_in_optimizers_are_not_tried(monkeypatch):
     monkeypatch.setattr(probing, "probe", None)
     assert plan_job(job()).observed.optimizer is None

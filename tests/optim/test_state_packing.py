@@ -65,7 +65,7 @@ def test_tensors_are_the_state_itself():
         ({"wide": torch.zeros(1, dtype=torch.complex128)}, ["wide of type Tensor (strided, complex128)"]),
     ],
 )
-def test_what_has_no_place_in_a_checkpoint_is_named_and_left_out(state, said):
+def test_state_that_a_checkpoint_cannot_store_is_named_and_left_out(state, said):
     p, optimizer = made()
     optimizer.state[p] = state
     assert unpackable(optimizer, p) == said

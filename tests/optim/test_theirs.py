@@ -79,7 +79,7 @@ FINE: dict[str, tuple[str, ...]] = (
 CELLS = [(name, layout) for name, layouts in some_of(FINE).items() for layout in layouts]
 
 
-def asked(path: str, layout: str, steps: tuple[str, ...] = ("train", "save"), **changes: Any) -> Job:
+def job_with_optimizer(path: str, layout: str, steps: tuple[str, ...] = ("train", "save"), **changes: Any) -> Job:
     """A job for the optimizer at ``path`` or for Adam with one of ``OPTIONS``, which saves before it ends."""
     more = {"_target_": "torch.optim.Adam"} | OPTIONS[path] if path in OPTIONS else {"_target_": path}
     return job(**{
@@ -122,7 +122,7 @@ def trained(world: World, cells: dict[Any, tuple[Job, Plan]], folder: Path) -> d
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, tuple[Plan, list[list[list[Piece]]]]]:
     """All cells, with ranks forked once per world size: the plan, and the results of each rank."""
     folder, out = tmp_path_factory.mktemp("cells"), {}
-    made = {cell: (j := asked(*cell), plan_job(j)) for cell in CELLS}
+    made = {cell: (j := job_with_optimizer(*cell), plan_job(j)) for cell in CELLS}
     for size in (1, 2):
         mine = {cell: both for cell, both in made.items() if both[1].sizes.grid.size == size}
         ranks = on_ranks(size, trained, mine, folder, timeout_s=300)
@@ -133,7 +133,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, tuple[Plan, l
 @cache
 def alone(path: str) -> dict[str, Tensor]:
     """Plain torch in one process: a loop as in any tutorial. Only its initial weights come from our code."""
-    j = asked(path, "one")
+    j = job_with_optimizer(path, "one")
     model, source = plain(j, plan_job(j)), Shapes([[6]], "train")
     optimizer = theirs_made(path, list(model.parameters()))
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, [0.5, 1.0, 1.0, 0.0, 0.0].__getitem__)
@@ -178,15 +178,15 @@ CUT = {
 @pytest.mark.parametrize(("path", "layout"), list(product(WHOLE, ("shards", "operators"))))
 def test_a_class_that_looks_at_whole_tensors_is_refused_where_they_are_cut(path, layout):
     with pytest.raises(RequestError) as refused:
-        plan_job(asked(path, layout, steps=("train",)))
+        plan_job(job_with_optimizer(path, layout, steps=("train",)))
     names, axis = CUT[layout, path.endswith("Muon")]
     text = f"optim._target_: {path}: its update of one element of a tensor {DEPENDS} {names} would be cut over"
     cure = " (try: parallel.hsdp=null)" if layout == "shards" else ""
     assert str(refused.value) == f"{text} {axis}; {TRAINS}{cure}"
 
 
-def test_the_cure_passes():
-    plan_job(asked("tests.optim.theirs.LAMB", "shards", parallel={"hsdp": None}, launch={"nproc": 2}))
+def test_the_proposed_layout_for_lamb_is_planned():
+    plan_job(job_with_optimizer("tests.optim.theirs.LAMB", "shards", parallel={"hsdp": None}, launch={"nproc": 2}))
 
 
 OTHERS = "its update of one tensor depends on other tensors (seen on small tensors), and over"
@@ -199,7 +199,7 @@ IN_ONE = "no rank has all of them; it can be used with replicas, where every ran
 )
 def test_a_class_that_looks_at_all_tensors_is_refused_where_no_rank_has_them(path, layout, over):
     with pytest.raises(RequestError) as refused:
-        plan_job(asked(path, layout, steps=("train",)))
+        plan_job(job_with_optimizer(path, layout, steps=("train",)))
     assert str(refused.value) == f"optim._target_: {path}: {OTHERS} {over} {IN_ONE}"
 
 
@@ -243,34 +243,34 @@ REFUSED: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize(("path", "layout", "why"), list(REFUSED.values()), ids=list(REFUSED))
-def test_what_cannot_be_right_is_refused(path, layout, why):
+def test_optimizers_that_a_layout_would_change_are_refused(path, layout, why):
     more = {} if path.endswith(("NoRate", "SparseAdam")) else {"lr": 0.05}
     with pytest.raises(RequestError) as refused:
-        plan_job(asked(path, layout, optim={"_target_": path, **more}))
+        plan_job(job_with_optimizer(path, layout, optim={"_target_": path, **more}))
     assert str(refused.value) == f"optim._target_: {path}: {why}"
 
 
 @pytest.mark.parametrize("name", ["ById", "TextInState", "GlobalState", "Flat"])
-def test_without_a_checkpoint_it_may_keep_what_it_likes(name):
-    plan_job(asked(OURS + name, "one" if name == "GlobalState" else "replicas", steps=("train",)))
+def test_an_optimizer_may_have_any_state_if_nothing_is_saved(name):
+    plan_job(job_with_optimizer(OURS + name, "one" if name == "GlobalState" else "replicas", steps=("train",)))
 
 
 def test_a_piece_without_elements_is_refused_where_the_class_fails_on_it_and_the_cure_passes():
     path, shards = f"{OURS}Strict", LAYOUTS["shards"]
     with pytest.raises(RequestError) as refused:
-        plan_job(asked(path, "shards"))
+        plan_job(job_with_optimizer(path, "shards"))
     text = (
         "it fails on a piece without elements (seen on small tensors), and some ranks have no elements of scale.weight"
     )
     assert str(refused.value) == f"optim._target_: {path}: {text} (try: parallel.hsdp.uneven=whole)"
-    plan_job(asked(path, "shards", parallel={"hsdp": shards["hsdp"] | {"uneven": "whole"}}))
+    plan_job(job_with_optimizer(path, "shards", parallel={"hsdp": shards["hsdp"] | {"uneven": "whole"}}))
 
 
 @pytest.mark.parametrize("layout", ["one", "replicas"])
 def test_a_class_that_fails_on_a_missing_gradient_is_refused_where_one_is_always_missing(layout):
     path, spare = f"{OURS}Strict", {"_target_": "tests.optim.theirs.Spare"}
     with pytest.raises(RequestError) as refused:
-        plan_job(asked(path, layout, model=spare))
+        plan_job(job_with_optimizer(path, layout, model=spare))
     text = "it fails on a parameter without a gradient (seen on small tensors), and no forward uses spare.weight"
     assert str(refused.value) == f"optim._target_: {path}: {text}, spare.bias"
-    plan_job(asked("torch.optim.Adam", layout, model=spare))
+    plan_job(job_with_optimizer("torch.optim.Adam", layout, model=spare))

@@ -196,7 +196,7 @@ def test_muon_in_half_precision_is_torchs_to_the_bit(how: Any, nesterov: bool) -
 
 
 @pytest.mark.parametrize("optim", OPTIMIZERS)
-def test_what_never_has_a_gradient_stays_and_keeps_nothing(optim: str) -> None:
+def test_a_parameter_without_a_gradient_is_unchanged_and_has_no_state(optim: str) -> None:
     settings: Optim = Adafactor.model_validate(OPTIMIZERS[optim]) if optim == "adafactor" else Muon(name="muon")
     p, idle = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(2, 3))
     empty = nn.Parameter(torch.ones(0, 3))

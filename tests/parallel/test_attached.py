@@ -95,7 +95,7 @@ ONE_RANK = ["KeptGradient", "Queued", "HoldsTied", "Weak", "FunctionMode", "Dual
 
 @pytest.mark.filterwarnings(JVP)
 @pytest.mark.parametrize(("net", "layout"), list(REFUSED))
-def test_what_only_one_process_has_is_refused(net, layout):
+def test_attached_objects_that_a_layout_would_lose_are_refused(net, layout):
     with pytest.raises(RequestError) as refused:
         plan_job(own(f"attached_nets.{net}", [6], stages=1, parallel=LAYOUTS[layout]))
     assert re.sub(r" \(\w+\.py:\d+\)", "", str(refused.value)) == REFUSED[net, layout]
@@ -103,7 +103,7 @@ def test_what_only_one_process_has_is_refused(net, layout):
 
 @pytest.mark.filterwarnings(JVP)
 @pytest.mark.parametrize("net", ONE_RANK)
-def test_on_one_rank_it_is_exact(net):
+def test_attached_objects_are_exact_on_one_rank(net):
     assert_parity(own(f"attached_nets.{net}", [6], stages=1, train__batch_size=4))
 
 

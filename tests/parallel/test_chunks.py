@@ -45,7 +45,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("net", REFUSED)
-def test_what_cannot_be_cut_is_refused_by_the_name_of_the_module(net):
+def test_modules_that_cannot_process_pieces_are_refused_by_name(net):
     with pytest.raises(RequestError) as refused:
         plan_job(pieced(net))
     assert [str(RequestError((p,))) for p in refused.value.problems] == REFUSED[net]
@@ -111,7 +111,7 @@ def test_evaluation_after_a_step_in_pieces_runs_whole_sequences_and_nothing_is_k
     assert (first, last) == ([0], [0])
 
 
-def test_what_is_held_is_counted_with_what_each_piece_reads_of_those_before():
+def test_held_activations_include_what_a_piece_reads_from_earlier_pieces():
     pipe = {"stages": 2, "scheduler": "seqpipe", "micro_batch_num": 2, "seq_split": "equal"}
     whole, cut = (plan_job(job(parallel={"pipeline": pipe | {"seq_chunks": n}}, data__seq_len=64)) for n in (1, 4))
     assert cut.pieces == (16, 16, 16, 16)

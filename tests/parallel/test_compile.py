@@ -162,7 +162,7 @@ def test_a_step_with_graphs_sends_what_is_planned(level: str) -> None:
 @pytest.mark.parametrize(
     ("precision", "layout"), [*product(["fp64", "fp32", "bf16", "fp16"], AGAIN)] if ALL else [("fp16", "level3")]
 )
-def test_what_runs_again_in_a_graph_has_the_bits_of_eager_code(precision: str, layout: str) -> None:
+def test_recomputation_in_a_graph_has_the_bits_of_eager_code(precision: str, layout: str) -> None:
     """With a dropout rate other than 0.5, eager code in half precision rounds the scale once more."""
     ranks, parallel = AGAIN[layout]
     p = 0.5 if precision in ("bf16", "fp16") else 0.25
@@ -217,7 +217,7 @@ NO_GRAPH = {
 
 
 @pytest.mark.parametrize("net", NO_GRAPH)
-def test_what_cannot_be_one_graph_is_refused_and_runs_in_parts(net: str) -> None:
+def test_code_with_graph_breaks_is_refused_and_runs_without_fullgraph(net: str) -> None:
     with pytest.raises(RequestError) as refused:
         plan_job(here(net, train__compile=AOT))
     text = f"layers.0: torch cannot make one graph of it: {NO_GRAPH[net]}"
@@ -225,7 +225,7 @@ def test_what_cannot_be_one_graph_is_refused_and_runs_in_parts(net: str) -> None
     together({"": here(net, train__compile=AOT | {"fullgraph": False})})[""].assert_same()
 
 
-def test_what_only_a_run_finds_to_be_no_graph_ends_it_and_says_what_to_do() -> None:
+def test_code_that_only_the_run_finds_uncompilable_ends_it_with_a_cure() -> None:
     j = here("LateBroken", train__compile=AOT)
     with pytest.raises(RanksFailed) as caught:
         on_ranks(1, rank_step, j, plan_job(j))

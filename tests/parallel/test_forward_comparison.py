@@ -32,7 +32,7 @@ def test_code_that_asks_for_the_modes_of_a_trace_is_refused(way):
 
 
 @pytest.mark.parametrize("way", EXACT)
-def test_what_a_trace_answers_as_a_forward_is_exact(way):
+def test_queries_that_a_trace_answers_as_a_forward_does_are_exact(way):
     assert_parity(asks(way), parts=2)
 
 

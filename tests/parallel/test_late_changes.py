@@ -66,7 +66,7 @@ def job_of(layout: Layout, at: int, change: str = "freeze") -> Job:
 
 
 @pytest.mark.parametrize("layout", LOSE.values(), ids=LOSE)
-def test_what_a_plan_sees_it_refuses(layout: Layout) -> None:
+def test_a_change_of_requires_grad_in_the_first_call_is_refused_by_the_plan(layout: Layout) -> None:
     with pytest.raises(RequestError, match=r"the forward of b sets requires_grad of b\.weight, but"):
         plan_job(job_of(layout, 0))
 
@@ -84,7 +84,7 @@ def rank_steps(world: World, j: Job, plan: Plan, folder: Path) -> list[bool]:
 
 
 @pytest.mark.parametrize("layout", LOSE.values(), ids=LOSE)
-def test_what_a_later_call_does_ends_the_step(layout: Layout, tmp_path: Path) -> None:
+def test_a_change_of_requires_grad_in_a_later_call_ends_the_step(layout: Layout, tmp_path: Path) -> None:
     j = job_of(layout, LATE)
     with pytest.raises(RanksFailed) as failed:
         on_ranks(layout.ranks, rank_steps, j, plan_job(j), tmp_path)

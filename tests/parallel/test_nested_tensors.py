@@ -26,18 +26,18 @@ def refusal(job: Job) -> str:
     return str(refused.value)
 
 
-def test_modules_of_one_stage_hand_them_on() -> None:
+def test_nested_tensors_pass_between_modules_of_one_stage() -> None:
     assert_parity(net("Between", REPLICAS))
 
 
 @pytest.mark.parametrize("reads", [False, True], ids=["fixed", "read"])
-def test_a_module_that_makes_one_is_not_recomputed(reads: bool) -> None:
+def test_a_module_that_makes_a_nested_tensor_is_not_recomputed(reads: bool) -> None:
     text = "b cannot be recomputed in the backward: its second forward saved other tensors than the first"
     assert text in refusal(net("Inside", {"recompute": {"modules": "b"}}, reads=reads))
     assert plan_job(net("Inside", {"recompute": {"modules": "a"}}, reads=reads)).recomputed
 
 
-def test_a_model_that_returns_one_is_refused() -> None:
+def test_a_model_that_returns_a_nested_tensor_is_refused() -> None:
     text = refusal(net("Between", {}, returned=True))
     assert text.startswith(
         "model: its forward returns a nested tensor, neither a tensor nor a plain tuple, list or dict"

@@ -105,7 +105,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("harm", "parallel", "text"), list(WRONG.values()), ids=list(WRONG))
-def test_what_is_not_as_planned_is_noticed(harm, parallel, text):
+def test_a_shard_that_differs_from_the_plan_is_detected(harm, parallel, text):
     j = job(parallel=parallel)
     assert on_ranks(2, rank_wrong, j, plan_job(j), harm)[0] == text
 

@@ -35,7 +35,7 @@ def making(*args: object) -> fill.InitialTensors:
     return fill.InitialTensors(tape, {n: t.detach() for n, t in fill.tensors(model).items()})
 
 
-def whole(names: list[str]) -> fill.InitialTensors:
+def unrecorded_tensors(names: list[str]) -> fill.InitialTensors:
     torch.manual_seed(3)
     real = fill.tensors(Ordered(names))
     tape = Tape()
@@ -56,7 +56,7 @@ def test_the_same_numbers_made_in_another_way_are_alike():
     here(lambda w: check_agreement(part(), making(["down", "up"], cached if w.rank else None)), 2)
 
 
-@pytest.mark.parametrize("made", [making, whole])
+@pytest.mark.parametrize("made", [making, unrecorded_tensors])
 def test_weights_made_in_another_order_are_told(made):
     with pytest.raises(RanksFailed) as failed:
         here(lambda w: check_agreement(part(), made(["down", "up"][:: 1 - 2 * w.rank])), 2)

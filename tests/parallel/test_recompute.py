@@ -99,7 +99,7 @@ def test_gradients_with_dropout_are_bit_identical(precision, layout):
 
 
 @pytest.mark.parametrize(("precision", "layout"), some(product(["fp64", "fp32"], SPLIT)))
-def test_of_split_backwards_too(precision, layout):
+def test_split_backwards_have_the_same_gradients_with_recomputation(precision, layout):
     ranks, parallel = SPLIT[layout]
     ways = {way: tied({**parallel, "recompute": asked}, precision) for way, asked in some_of(WAYS).items()}
     both(ranks, tied(parallel, precision), ways, ROUNDING[precision])
@@ -125,7 +125,7 @@ TP_WAYS = {
 
 
 @pytest.mark.parametrize("layout", some(SLICED))
-def test_of_operators_cut_over_tp(layout):
+def test_operators_over_tp_have_the_same_gradients_with_recomputation(layout):
     ranks, parallel = SLICED[layout]
     parallel = {**parallel, "grid": {"tp": 2, **parallel.get("grid", {})}, "operators": MEGATRON}
     ways = {way: job(parallel={**parallel, "recompute": asked}) for way, asked in some_of(TP_WAYS).items()}
@@ -133,7 +133,7 @@ def test_of_operators_cut_over_tp(layout):
 
 
 @pytest.mark.parametrize(("stages", "level"), some(product([1, 2], ["none", "level2", "level3"])))
-def test_where_the_numbers_decide_what_runs(stages, level):
+def test_data_dependent_models_have_the_same_gradients_with_recomputation(stages, level):
     parallel: dict[str, Any] = {"pipeline": {"stages": stages, "micro_batch_num": 2}}
     parallel |= {} if level == "none" else hsdp(level)
     ranks = stages * (1 if level == "none" else 2)
@@ -146,7 +146,7 @@ def test_where_the_numbers_decide_what_runs(stages, level):
 
 
 @pytest.mark.parametrize("layout", ["1f1b", "seqpipe, level3"])
-def test_they_are_those_of_one_process(layout):
+def test_gradients_with_recomputation_equal_one_process(layout):
     assert_parity(tied({**WHOLE[layout][1], "recompute": FULL}, p=0.0))
 
 
@@ -170,7 +170,7 @@ HALVED = ("one stage, level2", "seqpipe", "1f1b, level3")
 
 
 @pytest.mark.parametrize(("precision", "layout"), some(product(["fp16", "bf16"], HALVED), one_in=5))
-def test_of_half_precision_too(precision, layout):
+def test_half_precision_has_the_same_gradients_with_recomputation(precision, layout):
     ranks, parallel = WHOLE[layout]
     ways = {way: tied({**parallel, "recompute": asked}, precision) for way, asked in some_of(WAYS).items()}
     both(ranks, tied(parallel, precision), ways)
@@ -201,7 +201,7 @@ def test_gathers_of_single_weights_have_the_same_numbers(way):
 
 
 @pytest.mark.parametrize(("operators", "way"), some(product(["megatron", "sequence"], TP_WAYS)))
-def test_what_operators_send_again_is_planned(operators, way):
+def test_collectives_that_operators_repeat_are_planned(operators, way):
     """Recomputation sends these besides the collectives of a plain step."""
 
     def asked(recompute: Any) -> Job:
@@ -226,7 +226,7 @@ def test_what_operators_send_again_is_planned(operators, way):
 
 
 @pytest.mark.parametrize("layout", ["one stage, level3", "1f1b, level2"])
-def test_what_auto_chooses_has_the_same_numbers(layout):
+def test_auto_recomputation_has_the_same_gradients(layout):
     ranks, parallel = WHOLE[layout]
     plain = tied(parallel)
     free = max(m.total for m in plan_job(plain).estimate.memory)

@@ -125,7 +125,7 @@ def test_gradients_are_the_same_bits_and_nothing_kept_runs_again(name):
     assert ran_again.total() > ran.total()  # the operations between them run again
 
 
-def test_what_is_not_kept_runs_again():
+def test_operations_that_are_not_kept_run_again():
     plain = module("block")
     _, ran = gradients(deepcopy(plain), 2)
     _, again_but_attention = gradients(again(plain, ("attention",)), 2)

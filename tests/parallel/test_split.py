@@ -109,7 +109,7 @@ def test_names_in_the_state_dict_do_not_change(job):
     assert set(names) == set(model.state_dict())
 
 
-def told(job: Job) -> str:
+def plan_and_names(job: Job) -> str:
     """Text that must be equal on all ranks: the plan, and the names in each stage, in order."""
     lines = [repr(plan_job(job))]
     for part in parts(job)[1]:
@@ -124,7 +124,8 @@ HASHED = some(NETS.values(), 10)
 
 def test_ranks_with_other_hashes_of_strings_gather_in_the_same_order():
     """Forked ranks have the same hashes; those that torchrun starts do not."""
-    code = "from tests.parallel.test_split import HASHED, told\nprint(*map(told, HASHED), sep='\\n')"
+    names = "HASHED, plan_and_names"
+    code = f"from tests.parallel.test_split import {names}\nprint(*map(plan_and_names, HASHED), sep='\\n')"
     ranks = [
         subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True
@@ -269,7 +270,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("job", "text"), list(REFUSED.values()), ids=list(REFUSED))
-def test_what_cannot_be_cut_is_refused_with_the_cure(job, text):
+def test_models_that_cannot_be_cut_are_refused_with_the_cure(job, text):
     with pytest.raises(RequestError) as refused:
         plan_job(job)
     assert str(refused.value) == text

@@ -35,7 +35,7 @@ def test_a_frozen_first_stage_silences_nobody_behind_it():
 
 
 @pytest.mark.parametrize("scheduler", ["zero_bubble_v", "dualpipe_v", "1f1b"])
-def test_what_a_stage_takes_and_detaches_has_a_gradient_of_zeros(scheduler):
+def test_a_detached_input_of_a_stage_has_a_gradient_of_zeros(scheduler):
     config = {"first": 0, "two": 1, "both": 2, "head": 3}
     parallel = pipeline(scheduler, config)
     if scheduler == "1f1b":

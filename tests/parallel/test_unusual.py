@@ -105,21 +105,21 @@ REFUSED = {
 }
 
 
-def asked(net: str, parallel: dict[str, Any]) -> Job:
+def job_with_net(net: str, parallel: dict[str, Any]) -> Job:
     pipeline = {"stages": 2, "stage_config": CUT}
     return own(f"unusual_nets.{net}", [6], stages=CUT, parallel={"pipeline": pipeline, **parallel})
 
 
 @pytest.mark.parametrize("net", list(REFUSED))
-def test_what_a_layout_would_get_wrong_is_refused(net):
+def test_unusual_code_that_a_layout_would_change_is_refused(net):
     with pytest.raises(RequestError) as refused:
-        plan_job(asked(net.strip(), REFUSED[net][0]))
+        plan_job(job_with_net(net.strip(), REFUSED[net][0]))
     said = re.sub(r" \(\w+\.py:\d+\)", "", str(refused.value))
     assert re.sub(r"\.py:\d+", ".py", said) == REFUSED[net][1]
 
 
 @pytest.mark.parametrize("net", ["Refers", "RefersToBuffer", "RefersByCall", "Ensemble", "Wordless"])
-def test_on_one_stage_it_is_exact(net):
+def test_unusual_references_are_exact_on_one_stage(net):
     assert_parity(own(f"unusual_nets.{net}", [6], stages=1, train__batch_size=4))
 
 
@@ -129,15 +129,15 @@ def test_native_code_between_modules_is_refused_however_often_it_has_run(calls):
     for _ in range(calls):
         fused(torch.ones(2, requires_grad=True), torch.ones(2))
     with pytest.raises(RequestError, match="it runs native code, of torch"):
-        plan_job(asked("Scripted", {}))
+        plan_job(job_with_net("Scripted", {}))
 
 
 @pytest.mark.parametrize("net", ["SavesInside", "Yields", "HookNotes", "Averages", "Remembers", "GrowsAside"])
-def test_where_nobody_shares_it_it_is_exact(net):
+def test_unusual_state_that_no_other_stage_shares_is_exact(net):
     assert_parity(own(f"unusual_nets.{net}", [6], stages=CUT, train__batch_size=4), parts=2)
 
 
-def test_what_torch_func_differentiates_is_exact_on_one_rank():
+def test_a_model_that_uses_torch_func_grad_is_exact_on_one_rank():
     assert_parity(own("unusual_nets.Differentiates", [6], stages=1, train__batch_size=4))
 
 

@@ -35,7 +35,7 @@ def micros(leaf: bool) -> list[Micro]:
     return [(make().requires_grad_(leaf), tokens, make()) for _ in range(MICROS)]
 
 
-def whole(ops: Sequence[str], leaf: bool) -> list[Tensor | None]:
+def full_backward_gradients(ops: Sequence[str], leaf: bool) -> list[Tensor | None]:
     """Gradients of all parameters and inputs, from plain backwards."""
     model, batch = net(ops), micros(leaf)
     for x, tokens, goal in batch:
@@ -71,7 +71,7 @@ def finish(queue):
 
 
 def assert_same(ops: Sequence[str], leaf: bool = True) -> int:
-    expected, (got, count) = whole(ops, leaf), halves(ops, leaf)
+    expected, (got, count) = full_backward_gradients(ops, leaf), halves(ops, leaf)
     for e, g in zip(expected, got, strict=True):
         assert (e is None) == (g is None)
         if e is not None and g is not None:
@@ -103,13 +103,13 @@ PUT_OFF = {
 
 
 @pytest.mark.parametrize("name", sorted(OPS))
-def test_an_operation_alone_and_three_times(name):
+def test_an_operation_used_once_or_several_times_has_the_gradients_of_a_full_backward(name):
     assert assert_same([name]) == MICROS * PUT_OFF.get(name, 0)
     assert_same([name] * 3)
     assert_same([name] * 2, leaf=False)
 
 
-def test_an_input_changed_between_the_halves_is_told():
+def test_an_input_that_changes_between_the_two_halves_is_reported():
     deferral, layer = Deferral(), torch.nn.Linear(3, 2)
     x = torch.randn(4, 3, requires_grad=True) * 2
     with deferral.running((x,)):

@@ -61,7 +61,7 @@ SELECTIVE, FULL, GLOB = (every("selective"),), (every("full"),), ("parallel.reco
         ((*FOUR, "parallel.pipeline.interleave=true", "+parallel.hsdp={optimizer_level: level3}"), FULL),
     ],
 )
-def test_the_plan_is_the_same(layout: tuple[str, ...], again: tuple[str, ...]) -> None:
+def test_a_plan_by_extrapolated_layers_equals_the_full_plan(layout: tuple[str, ...], again: tuple[str, ...]) -> None:
     asked = job(*layout, *again)
     assert shallow(asked, None) is not None
     whole, by_two = both(asked)
@@ -107,6 +107,6 @@ def test_stages_that_take_a_layer_apart_are_followed_one_by_one() -> None:
         (frozenset({1}), frozenset({1, 2})),
     ],
 )
-def test_what_does_not_count_on_is_said(one: Any, two: Any) -> None:
+def test_values_that_cannot_be_extrapolated_raise_unlike(one: Any, two: Any) -> None:
     with pytest.raises(Unlike):
         extrapolated_layers._along(one, two, 3)

@@ -16,59 +16,63 @@ SMALL = ("data=random_tokens", "data.vocab_size=64", "data.seq_len=8", "data.sam
 GB = 1 << 30
 
 
-def asked(*overrides: str) -> tuple[Job, Plan]:
+def planned_job(*overrides: str) -> tuple[Job, Plan]:
     wanted = job(*SMALL, *overrides)
     return wanted, plan_job(wanted)
 
 
-def found(*overrides: str, ranks: Sequence[int], free: Free, besides: dict[int, int] | None = None) -> Fit:
-    fitting = fit(*asked(*overrides), ranks, free, besides or {})
+def memory_fit(*overrides: str, ranks: Sequence[int], free: Free, besides: dict[int, int] | None = None) -> Fit:
+    fitting = fit(*planned_job(*overrides), ranks, free, besides or {})
     assert fitting is not None
     return fitting
 
 
 def test_all_ranks_of_a_machine_share_its_memory_with_what_each_is_itself() -> None:
-    wanted, plan = asked("launch.nproc=2")
+    wanted, plan = planned_job("launch.nproc=2")
     total = sum(m.total for m in plan.estimate.memory)
-    assert found("launch.nproc=2", ranks=(0, 1), free=Free(GB)) == Fit(total + 2 * PROCESS, GB, "this machine", (0, 1))
+    assert memory_fit("launch.nproc=2", ranks=(0, 1), free=Free(GB)) == Fit(
+        total + 2 * PROCESS, GB, "this machine", (0, 1)
+    )
     assert fit(wanted, plan, (1,), Free(GB), {1: 7}) == Fit(
         plan.estimate.memory[1].total + 7 + PROCESS, GB, "this machine", (1,)
     )
 
 
 @pytest.mark.parametrize(("off", "fits"), [(0, True), (-1, False)], ids=["to the byte", "a byte too few"])
-def test_what_fits_is_compared_byte_by_byte(off: int, fits: bool) -> None:
-    needed = asked()[1].estimate.memory[0].total + PROCESS
-    assert found(ranks=(0,), free=Free(needed + off)).fits is fits
+def test_a_plan_fits_if_the_free_memory_is_at_least_its_bytes(off: int, fits: bool) -> None:
+    needed = planned_job()[1].estimate.memory[0].total + PROCESS
+    assert memory_fit(ranks=(0,), free=Free(needed + off)).fits is fits
 
 
 def test_each_device_is_for_one_rank_and_the_fullest_is_told() -> None:
     free = Free(0, devices=(4 * GB, 2 * GB), kind="npu")
-    assert found("launch.nproc=2", ranks=(0, 1), free=free).where == "npu:1"
-    wanted, plan = asked("launch.nproc=2")
+    assert memory_fit("launch.nproc=2", ranks=(0, 1), free=free).where == "npu:1"
+    wanted, plan = planned_job("launch.nproc=2")
     tight = Fit(plan.estimate.memory[0].total, 1000, "npu:0", (0,))
     assert fit(wanted, plan, (0, 1), Free(0, devices=(1000, GB), kind="npu"), {}) == tight
 
 
 def test_without_training_a_rank_holds_its_weights_alone() -> None:
-    plan = asked()[1]
-    assert found("steps=[evaluate]", ranks=(0,), free=Free(GB)).needed == plan.estimate.memory[0].params + PROCESS
+    plan = planned_job()[1]
+    assert memory_fit("steps=[evaluate]", ranks=(0,), free=Free(GB)).needed == plan.estimate.memory[0].params + PROCESS
 
 
 def test_a_constructor_that_makes_the_whole_model_on_each_rank_needs_room_for_it() -> None:
     few = ("parallel.pipeline.stages=2", "launch.nproc=2", "steps=[evaluate]")
-    lean, whole = (found(*few, f"parallel.deferred_init={d}", ranks=(0,), free=Free(GB)) for d in ("true", "false"))
-    weights = sum(p.spec.nbytes for p in asked()[1].params)
+    lean, whole = (
+        memory_fit(*few, f"parallel.deferred_init={d}", ranks=(0,), free=Free(GB)) for d in ("true", "false")
+    )
+    weights = sum(p.spec.nbytes for p in planned_job()[1].params)
     assert whole.needed - lean.needed == weights
 
 
 def test_steps_that_do_not_make_the_model_of_the_plan_are_not_compared() -> None:
-    assert fit(*asked("steps=[certify]"), (0,), Free(0), {}) is None
-    assert fit(*asked(), (), Free(0), {}) is None
+    assert fit(*planned_job("steps=[certify]"), (0,), Free(0), {}) is None
+    assert fit(*planned_job(), (), Free(0), {}) is None
 
 
 def test_no_layout_needs_less_than_one_copy_of_the_state() -> None:
-    wanted, plan = asked("launch.nproc=2")
+    wanted, plan = planned_job("launch.nproc=2")
     weights = sum(p.spec.nbytes for p in plan.params)
     assert least(wanted, plan, (0, 1)) == 4 * weights + 2 * PROCESS
     for change in lighter(wanted, plan):
@@ -92,7 +96,7 @@ def test_no_layout_needs_less_than_one_copy_of_the_state() -> None:
     (("parallel.pipeline.loss_reduction=sum",), []),
 ], ids=["one rank", "copies", "level1", "level3", "a sum"])  # fmt: skip
 def test_lighter_layouts_are_tried_from_little_to_much(overrides: tuple[str, ...], words: list[str]) -> None:
-    wanted, plan = asked(*overrides)
+    wanted, plan = planned_job(*overrides)
     changes = list(lighter(wanted, plan))
     assert [c.words for c in changes] == words
     assert [c.applied_to(wanted).parallel for c in changes] == [
@@ -107,7 +111,7 @@ def test_lighter_layouts_are_tried_from_little_to_much(overrides: tuple[str, ...
      "does not fit: ranks 0-3 need 9.0 TB, 23.4 GB are free on this machine"),
     (Fit(9 << 40, 0, "cuda:3", (7,)), "does not fit: rank 7 needs 9.0 TB, 0 B are free on cuda:3"),
 ], ids=["fits", "by far", "not", "not on a device"])  # fmt: skip
-def test_what_is_said(found: Fit, text: str) -> None:
+def test_the_comparison_with_free_memory_is_printed(found: Fit, text: str) -> None:
     assert str(found) == text
     problem = problems(found, "parallel.hsdp.shard_size=-1")
     assert str(problem) == (

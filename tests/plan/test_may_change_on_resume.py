@@ -59,7 +59,7 @@ def mine():
     return asked, plan_job(asked)
 
 
-def test_what_is_chosen_is_compared_argument_by_argument(mine):
+def test_chosen_options_are_compared_argument_by_argument(mine):
     found = recorded(*mine)
     assert {key.partition(".")[0] for key in found if "." in key} >= {*CHOSEN, "train", "parallel", "debug"}
     assert not {key for key in found if key != "derived" and class_of(key) in (("layout",), ("aside",))}

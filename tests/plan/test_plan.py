@@ -69,7 +69,7 @@ def test_planning_changes_nothing_it_was_given() -> None:
     assert made.notes[0] == notes[0]
 
 
-def test_nobody_below_the_plan_meets_a_default_that_is_still_open() -> None:
+def test_the_plan_has_a_value_for_every_open_default() -> None:
     made = planned(job("launch.nproc=4", "parallel.pipeline.stages=2", "parallel.hsdp={}"), AB, chain("a", "b"))
     assert made.sizes.grid.axes == (("pp", 2), ("dp_replicate", 1), ("dp_shard", 2), ("tp", 1))
     assert made.sizes.micros == 2
@@ -162,7 +162,7 @@ def ragged(rows: int, glue: Graph) -> Plan:
     return planned(j, model, glue)
 
 
-def test_what_stays_whole_and_what_is_ragged_is_noted() -> None:
+def test_unsharded_and_unevenly_cut_parameters_are_noted() -> None:
     assert [str(n) for n in ragged(30, chain("a", "b")).notes][-2:] == [
         "parallel.hsdp.threshold 1 KB: 1 smaller parameter stays unsharded, its gradient is summed",
         "parallel.hsdp.uneven pad: a.weight: dim 0 is not a multiple of 4, so the last ranks hold less or nothing",

@@ -33,7 +33,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 TRIED = ["one stage", "zero_bubble_h1", *(["seqpipe"] if ALL else []), "1f1b"]
 
 
-def asked(layout: str, room: float | None, layers: int = 4, **recompute: Any) -> Job:
+def job_with_memory(layout: str, room: float | None, layers: int = 4, **recompute: Any) -> Job:
     return job(
         model=MODEL | {"layers": layers}, data=TOKENS, train={"steps": 1, "batch_size": 16, "precision": "fp32"},
         parallel={"pipeline": LAYOUTS[layout], "recompute": {"modules": "auto", **recompute}},
@@ -52,7 +52,7 @@ def price(plan: Plan) -> tuple[int, int]:
 
 def between(layout: str, share: float, layers: int = 4) -> float:
     """Return bytes between those with all blocks recomputed (``share`` 0) and those with none (``share`` 1)."""
-    free = asked(layout, 1e15, layers)
+    free = job_with_memory(layout, 1e15, layers)
     plain = plan_job(with_policies(free, {}))
     full = plan_job(with_policies(free, dict.fromkeys(blocks(plain), "full")))
     return most(full) + share * (most(plain) - most(full))
@@ -61,7 +61,7 @@ def between(layout: str, share: float, layers: int = 4) -> float:
 @pytest.mark.parametrize(("layout", "share"), some(product(TRIED, [0.3, 0.7, 0.02]), one_in=5))
 def test_of_all_choices_that_fit_none_is_cheaper(layout, share):
     room = between(layout, share, layers=3)
-    wanted = asked(layout, room, layers=3, keep=["attention"])
+    wanted = job_with_memory(layout, room, layers=3, keep=["attention"])
     found = plan_job(wanted)
     assert most(found) <= int(room)
     names = [f"layers.{n}" for n in range(3)]
@@ -71,16 +71,16 @@ def test_of_all_choices_that_fit_none_is_cheaper(layout, share):
 
 
 def test_early_ranks_of_1f1b_run_more_again():
-    plan = plan_job(asked("1f1b", between("1f1b", 0.4, layers=8), layers=8))
+    plan = plan_job(job_with_memory("1f1b", between("1f1b", 0.4, layers=8), layers=8))
     stages = {m: s.index for s in plan.stages for m in s.modules}
     count = Counter(stages[r.module] for r in plan.recomputed)
     assert count[0] > count[1]
 
 
 @pytest.mark.parametrize("layout", some(LAYOUTS))
-def test_what_is_planned_fits_and_says_so(layout):
+def test_a_plan_with_auto_recomputation_fits_and_says_so(layout):
     room = between(layout, 0.5)
-    plan = plan_job(asked(layout, room))
+    plan = plan_job(job_with_memory(layout, room))
     assert plan.recomputed
     assert most(plan) <= room
     assert "fits: " in text(plan)
@@ -90,13 +90,13 @@ def test_what_is_planned_fits_and_says_so(layout):
 
 
 def test_nothing_runs_again_where_everything_fits():
-    plan = plan_job(asked("1f1b", GB))
+    plan = plan_job(job_with_memory("1f1b", GB))
     assert plan.recomputed == ()
     assert "parallel.recompute auto -> null: no block needs recomputation to fit 1.0 GB" in text(plan)
 
 
 def test_a_plan_is_that_of_the_policies_it_chose():
-    wanted = asked("1f1b", between("1f1b", 0.5))
+    wanted = job_with_memory("1f1b", between("1f1b", 0.5))
     found = plan_job(wanted)
     named = {r.module: r.policy for r in found.recomputed}
     again = plan_job(with_policies(wanted, named))
@@ -110,27 +110,27 @@ def refusal(j: Job) -> str:
 
 
 def test_a_memory_that_nobody_knows_is_refused():
-    assert refusal(asked("1f1b", None)) == (
+    assert refusal(job_with_memory("1f1b", None)) == (
         "parallel.recompute: auto: the memory of a device is unknown; set cluster.memory_gb (try: cluster.memory_gb=80)"
     )
 
 
-def test_what_does_not_fit_however_much_runs_again_is_refused_with_a_layout_that_does(monkeypatch):
+def test_a_step_that_no_recomputation_makes_fit_is_refused_with_a_cure(monkeypatch):
     room = between("one stage", -0.02)
-    said = refusal(asked("one stage", room))
+    said = refusal(job_with_memory("one stage", room))
     head = "parallel.recompute: auto: however many blocks run again, a step does not fit: rank 0 needs "
     assert said.startswith(head)
     assert said.endswith("(try: parallel.pipeline.micro_batch_num=4)")
     monkeypatch.setitem(LAYOUTS, "one stage", {"micro_batch_num": 4})
-    assert most(plan_job(asked("one stage", room))) <= room
-    assert "try" not in refusal(asked("one stage", 1000))
+    assert most(plan_job(job_with_memory("one stage", room))) <= room
+    assert "try" not in refusal(job_with_memory("one stage", 1000))
 
 
 def test_policies_are_chosen_not_told():
     with pytest.raises(
         ValueError, match="modules auto chooses the blocks and the policy of each; leave out policy and every"
     ):
-        asked("1f1b", 1, policy="selective")
+        job_with_memory("1f1b", 1, policy="selective")
 
 
 def test_auto_alone_is_modules_auto():

@@ -194,7 +194,7 @@ def test_only_equal_neighbors_are_one_line(config: dict[str, int], costly: str, 
     assert stage_rows(config, costly) == rows
 
 
-def test_what_selective_keeps_by_dispatch_modes_is_named() -> None:
+def test_results_that_dispatch_modes_keep_are_named() -> None:
     """Keeping random numbers needs dispatch modes, which are slower; keeping only matmuls does not."""
     plan = planned(job("name=kept", "launch.nproc=1", "parallel.pipeline.stages=1"), *decoder(2))
 

@@ -303,7 +303,7 @@ LAWS = (
 )  # fmt: skip
 
 
-def test_what_a_plan_says_is_true_of_its_values() -> None:
+def test_the_text_of_a_plan_is_true_of_its_values() -> None:
     for seed in range(40):
         j = drawn(seed)
         said = Said(j, plan_job(j))

@@ -6,7 +6,18 @@ import pytest
 from pydantic import TypeAdapter
 
 from launcher.job.schema.steps import Step
-from launcher.plan.verbs import CHECKPOINT, EXPORTED, TRANSFORMED, VERBS, goes_on, loads, needs, output, starts, where
+from launcher.plan.verbs import (
+    CHECKPOINT,
+    EXPORTED,
+    TRANSFORMED,
+    VERBS,
+    loads,
+    needs,
+    output,
+    saves_on_ranks,
+    starts,
+    where,
+)
 
 ONE = TypeAdapter[Step](Step)
 
@@ -41,7 +52,7 @@ def test_where_a_step_runs_and_what_it_needs_may_hang_on_its_settings(asked: Ste
     assert (where(asked), needs(asked)) == (place, lacks)
 
 
-def test_what_a_step_writes_is_named_by_one_of_its_settings() -> None:
+def test_the_output_of_a_step_is_named_by_one_of_its_settings() -> None:
     named = [step("transform", dst="a"), step("export", path="b"), step("merge_strategies", dst="c")]
     named.append(step("prepare", src="here", dst="d", tokenizer="bytes"))
     assert [output(s) for s in named] == ["a", "b", "c", "d"]
@@ -53,4 +64,4 @@ def test_weights_come_before_the_ranks_or_to_them() -> None:
     every = {kind: step(kind, **named.get(kind, {})) for kind in VERBS}
     assert [kind for kind, s in every.items() if starts(s)] == ["import"]
     assert [kind for kind, s in every.items() if loads(s)] == ["load"]
-    assert [kind for kind, s in every.items() if goes_on(s)] == ["train", "save"]
+    assert [kind for kind, s in every.items() if saves_on_ranks(s)] == ["train", "save"]

@@ -225,7 +225,9 @@ BEYOND = {
 
 
 @pytest.mark.parametrize(("config", "text"), BEYOND.values(), ids=BEYOND)
-def test_what_no_model_has_is_refused_before_it_is_built(tmp_path: Path, config: dict[str, object], text: str) -> None:
+def test_absurd_sizes_in_a_config_are_refused_before_the_model_is_built(
+    tmp_path: Path, config: dict[str, object], text: str
+) -> None:
     there = folder(tmp_path / "m", {"model_type": "llama"} | config)
     assert problems(there) == [f"model.path: {there}/config.json: {text}"]
 

@@ -55,7 +55,7 @@ def test_before_transformers_is_asked_something_is_cut() -> None:
     assert hugging_face_operators.with_placeholder_operators(asked).parallel.operators == {"auto": COLUMNS}
 
 
-def told(monkeypatch: pytest.MonkeyPatch, styles: dict[str, str], heads: tuple[int, ...]) -> None:
+def use_tp_plan(monkeypatch: pytest.MonkeyPatch, styles: dict[str, str], heads: tuple[int, ...]) -> None:
     monkeypatch.setattr(hugging_face, "tp_plan", lambda _: styles)
     monkeypatch.setattr(hugging_face, "heads", lambda _: heads)
 
@@ -64,7 +64,7 @@ def told(monkeypatch: pytest.MonkeyPatch, styles: dict[str, str], heads: tuple[i
 def test_styles_become_strategies_and_heads_that_have_no_halves_are_gathered(
     heads: tuple[int, ...], queries: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told(monkeypatch, STYLES, heads)
+    use_tp_plan(monkeypatch, STYLES, heads)
     found = hugging_face_operators.written(job(*HF, "parallel.grid.tp=2")).parallel.operators
     assert found == {
         "model.layers.*.self_attn.q_proj": queries, "model.layers.*.self_attn.o_proj": ROWS, "lm_head": COLUMNS,
@@ -73,19 +73,19 @@ def test_styles_become_strategies_and_heads_that_have_no_halves_are_gathered(
 
 def test_weights_of_experts_are_left_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     mlp = "model.layers.*.mlp.experts"
-    told(monkeypatch, {**STYLES, mlp: "moe_tp_experts", f"{mlp}.down_proj": "rowwise"}, (4,))
+    use_tp_plan(monkeypatch, {**STYLES, mlp: "moe_tp_experts", f"{mlp}.down_proj": "rowwise"}, (4,))
     found = hugging_face_operators.written(job(*HF, "parallel.grid.tp=2")).parallel.operators
     assert not any("experts" in glob for glob in found)
 
 
-def test_what_is_named_beside_it_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    told(monkeypatch, STYLES, (4,))
+def test_a_strategy_of_the_request_overrides_operators_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tp_plan(monkeypatch, STYLES, (4,))
     asked = job(*HF, "parallel.grid.tp=2", "parallel.operators.lm_head={weight: [null, tp]}")
     assert hugging_face_operators.written(asked).parallel.operators["lm_head"] == ROWS
 
 
 def test_an_architecture_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    told(monkeypatch, {}, (4,))
+    use_tp_plan(monkeypatch, {}, (4,))
     with pytest.raises(RequestError) as error:
         hugging_face_operators.written(job(*HF, "parallel.grid.tp=2"))
     text = "auto: the config of x has no tensor-parallel plan; name modules one by one"

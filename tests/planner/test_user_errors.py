@@ -188,7 +188,7 @@ def test_a_loss_an_optimizer_or_a_data_set_that_fails_is_told_by_class_and_line(
     assert says in refusal(section, name, code)
 
 
-def test_what_torch_export_cannot_follow_is_told_by_module_and_line():
+def test_code_that_torch_export_cannot_trace_is_named_by_module_and_line():
     code = f"{BLOCK}        return self.fc(h * h.sum().item())\n{NET}"
     said = refusal("model", "Net", code, "launch.nproc=2", "parallel.mode=sharding_propagation")
     assert "torch.export cannot follow block (Block): its Python looks at data (mine.py:10); leave" in said

@@ -129,7 +129,7 @@ def saved(config: Any) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key not in ("_name_or_path", "experts_implementation")}
 
 
-def test_what_the_file_says_itself_stays_and_is_named(tmp_path: Path) -> None:
+def test_explicit_values_of_a_config_file_stay_and_are_noted(tmp_path: Path) -> None:
     from launcher.models.hugging_face import stale
 
     def found(family: str, **changes: Any) -> list[tuple[str, Any, Any]]:

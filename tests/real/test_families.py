@@ -49,7 +49,9 @@ def test_a_family_is_certified_on_two_stages_each_over_two(family: str, tmp_path
 
 
 @pytest.mark.parametrize("family", ["t5", "vit"])
-def test_what_is_no_decoder_is_no_causal_lm(family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_family_without_a_causal_lm_class_is_refused(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from tests.real.families import described
 
     folder = described(family, tmp_path / family)

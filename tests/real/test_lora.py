@@ -97,7 +97,7 @@ def test_transformers_and_peft_read_what_was_trained(folder: Path, tmp_path: Pat
     assert (logits(merged) - before).abs().max() > 1e-3
 
 
-def held(run: Path, step: int = 3) -> dict[str, torch.Tensor]:
+def weights_of_checkpoint(run: Path, step: int = 3) -> dict[str, torch.Tensor]:
     checkpoint = open_checkpoint(run / "checkpoints" / f"step-{step:06d}")
     found = read_rank(checkpoint, single(checkpoint.strategy), 0, kinds=("param", "buffer"))
     return {name: unpacked(b) for name, b in found.items()}
@@ -115,7 +115,7 @@ def test_a_base_in_half_precision_is_kept_so_and_learns_the_same(
     words = ("steps=[train,save]", f"train.precision={low}", *(("train.loss_scale=8",) if low == "fp16" else ()))
     for name, base in (("half", half), ("widened", widened)):
         assert main(typed(base, tmp_path / name, *words)) == 0
-    ours, wide = held(tmp_path / "half"), held(tmp_path / "widened")
+    ours, wide = weights_of_checkpoint(tmp_path / "half"), weights_of_checkpoint(tmp_path / "widened")
     kept = torch.bfloat16 if low == "bf16" else torch.float32  # fp16 cannot represent all bfloat16 values
 
     assert {t.dtype for n, t in ours.items() if "lora" not in n} == {kept}
@@ -132,7 +132,7 @@ def test_a_base_in_half_precision_is_certified_and_goes_on_in_another_layout(hal
     assert main(typed(half, run, "steps=[train,save]", *words)) == 0
     other = ("parallel.pipeline={stages: 1}", "parallel.hsdp={shard_size: 4, threshold: 0}")
     assert main(typed(half, run, "steps=[train,save]", *words, "train.steps=5", *other)) == 0
-    before, after = held(run), held(run, 5)
+    before, after = weights_of_checkpoint(run), weights_of_checkpoint(run, 5)
     assert all(torch.equal(after[n], t) == ("lora" not in n) for n, t in before.items())
     assert {t.dtype for n, t in after.items() if "lora" not in n} == {torch.bfloat16}
 

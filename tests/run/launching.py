@@ -130,10 +130,10 @@ def until(done: Callable[[], bool], process: subprocess.Popen[str], within_s: fl
 
 def reached(folder: Path, step: int) -> Callable[[], bool]:
     """Return a function that says whether the run has written the metrics of ``step``."""
-    return lambda: (folder / "metrics.jsonl").exists() and any(s >= step for s in whole(folder))
+    return lambda: (folder / "metrics.jsonl").exists() and any(s >= step for s in complete_steps(folder))
 
 
-def whole(folder: Path) -> list[int]:
+def complete_steps(folder: Path) -> list[int]:
     """Return the same as ``steps``, but ignore a last line that is still being written."""
     text = (folder / "metrics.jsonl").read_text()
     return [json.loads(line)["step"] for line in text[: text.rfind("\n") + 1].splitlines()]

@@ -43,7 +43,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_who_is_waited_for_is_said_once_after_a_while(monkeypatch):
+def test_missing_ranks_are_named_once_after_a_while(monkeypatch):
     monkeypatch.setattr(rendezvous, "SAY_S", 0.05)
     store, said = Messages(HashStore(), Secret(b"k")), []
     store.set("here2", "")
@@ -68,7 +68,7 @@ def test_a_rank_that_cannot_find_rank_0_says_where_it_has_looked(host, here, why
     assert said[0].endswith("; set MASTER_ADDR and MASTER_PORT to its address")
 
 
-def test_a_store_of_an_agent_is_there_or_is_not(monkeypatch):
+def test_the_store_of_an_agent_is_awaited_for_a_shorter_time(monkeypatch):
     """The store of an agent exists before its ranks start, so they do not wait for it as long as for rank 0."""
     monkeypatch.setattr(rendezvous, "AGENT_S", 0.1)
     monkeypatch.setattr(rendezvous, "SAY_S", 0.1)
@@ -95,7 +95,7 @@ def test_ranks_with_other_secrets_end_at_once(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_who_waits_for_a_rank_that_has_refused_a_message_is_told_so():
+def test_waiting_for_a_rank_that_has_refused_a_message_raises_an_error():
     store = Messages(HashStore(), Secret(b"k"))
     Messages(store._store, Secret(b"other")).refuse(2)
     with pytest.raises(rendezvous.MessageRefused) as caught:

@@ -89,7 +89,9 @@ def test_an_allocation_has_room_for_so_many_at_a_time():
     ids=str,
 )
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_what_was_stopped_is_requeued_and_what_failed_is_told(array, codes, code, requeued, restarts, tmp_path):
+def test_stopped_runs_of_an_array_are_requeued_and_failed_ones_give_their_exit_code(
+    array, codes, code, requeued, restarts, tmp_path
+):
     """A task of an array runs only the first of the two runs.
 
     A run that fails is restarted as often as allowed.

@@ -50,7 +50,7 @@ def norms(folder: Path) -> list[list[dict[str, object]]]:
     return [read(folder / f"local_norm/rank{rank}.jsonl") for rank in range(4)]
 
 
-def test_its_files_are_in_the_run_folder_and_hold_the_next_run(first: Path, tmp_path: Path) -> None:
+def test_the_files_of_autoparallel_are_written_and_the_next_run_must_follow_them(first: Path, tmp_path: Path) -> None:
     assert {p.name for p in first.iterdir()} >= ASKED
     plan = plan_job(compose(WORDS).job)
     assert load(first / "params.json") == strategy_of_plan(plan)
@@ -102,7 +102,7 @@ def written(folder: Path, *words: str) -> tuple[Job, Plan]:
 EXAMPLE = ("parallel.param_strategy.save='run:param_{rank}.ckpt'", "parallel.group_file='run:comm_group_{rank}.ckpt'")
 
 
-def test_its_files_may_be_mindspores_one_a_rank(tmp_path: Path) -> None:
+def test_layout_files_may_have_mindspores_format_with_one_per_rank(tmp_path: Path) -> None:
     _, plan = written(tmp_path, *EXAMPLE)
     assert {p.name for p in tmp_path.glob("*.ckpt")} == {
         f"{what}_{rank}.ckpt" for what in ("param", "comm_group") for rank in range(4)
@@ -147,7 +147,7 @@ def refusal(*words: str) -> str:
     return str(caught.value)
 
 
-def test_what_mindspore_has_no_layout_for_is_refused_before_the_run() -> None:
+def test_layouts_that_mindspore_cannot_describe_are_refused_before_the_run() -> None:
     save, odd = "parallel.param_strategy.save=run:p.ckpt", ["launch.nproc=6", "train.batch_size=48"]
     said = refusal(save, *odd, "parallel.hsdp.threshold=0")
     assert said.startswith("parallel.param_strategy.save: run:p.ckpt: MindSpore has no such layout:")

@@ -71,7 +71,7 @@ def test_everything_that_can_be_asked_for() -> None:
     assert written(*ALL) == WHOLE
 
 
-def test_what_nobody_asks_for_is_left_to_the_cluster() -> None:
+def test_options_that_are_not_set_are_left_to_the_cluster() -> None:
     assert options(written(ranks=RankLayout(1, 2, gpus=False))) == [
         "job-name=big", "nodes=1", "ntasks-per-node=2", "signal=USR2@300", "requeue", "open-mode=append",
         "output=/shared/me/runs/big/0001/slurm-%j.log",

@@ -19,7 +19,7 @@ def diary(path: Path, kind: str = "Diary", **arguments: object) -> str:
     return f"callbacks=[{{_target_: tests.run.callbacks.{kind}, path: {path}{given}}}]"
 
 
-def told(path: Path, rank: int = 0) -> list[dict]:
+def logged_calls(path: Path, rank: int = 0) -> list[dict]:
     return [json.loads(line) for line in Path(f"{path}.{rank}").read_text().splitlines()]
 
 
@@ -27,7 +27,7 @@ def told(path: Path, rank: int = 0) -> list[dict]:
 def test_the_first_rank_tells_them_what_happens_in_order(tmp_path, saves):
     words = (diary(tmp_path / "diary"), ALLOW, *EVAL, "checkpoint.every=2", f"checkpoint.async={saves}")
     done = run(tmp_path / "run", *words, "checkpoint.keep=null")
-    found = told(tmp_path / "diary")
+    found = logged_calls(tmp_path / "diary")
     assert {line["rank"] for line in found} == {0}
     assert not list(tmp_path.glob("diary.1"))
     calls = [(line["hook"], line["step"]) for line in found if line["hook"] != "on_save"]
@@ -51,7 +51,7 @@ def test_a_class_that_says_so_is_called_on_every_rank_and_any_of_them_stops_all_
     words = (diary(tmp_path / "diary", "Everywhere", stop_at=3, rank=2), ALLOW, "steps=[train]", "schedule=constant")
     done = run(tmp_path / "run", *words, steps=9)
     for rank in range(4):
-        calls = [line["hook"] for line in told(tmp_path / "diary", rank)]
+        calls = [line["hook"] for line in logged_calls(tmp_path / "diary", rank)]
         assert calls == ["on_start", "on_step", "on_step", "on_step", "on_save", "on_end"]
     assert (steps(done), checkpoints(done)) == ([1, 2, 3], ["step-000003"])
     assert "stopping after 3 of 9 steps: a callback requested it\n" in capsys.readouterr().out
@@ -83,7 +83,7 @@ HOOKS = "on_start, on_step, on_eval, on_save, on_end"
     ],
     ids=["no hook", "misspelt", "arguments"],
 )
-def test_what_cannot_be_called_is_refused(tmp_path, capsys, typed, says):
+def test_callbacks_without_a_valid_hook_are_refused(tmp_path, capsys, typed, says):
     words = [*TINY, *shape(), f"callbacks=[{typed}]", ALLOW, "train.steps=4", f"run_dir={tmp_path}/run"]
     name = typed.split(": ")[1].rstrip("}")
     assert main(words) == 2

@@ -29,7 +29,7 @@ def path(trained) -> Path:
     return trained / "checkpoints/step-000002"
 
 
-def asked(path: Path, *more: str) -> list[str]:
+def resume_words(path: Path, *more: str) -> list[str]:
     return [*ONE, "train.steps=4", "data.seq_len=4", "seed=3", f"checkpoint.resume={path}", *more]
 
 
@@ -55,7 +55,7 @@ def here(tmp_path, monkeypatch):
 
 
 def test_everything_that_is_refused_is_told_at_once_by_key_and_its_cure_passes(path, capsys):
-    words = asked(path, "seed=1", "train.batch_size=8", "data.seq_len=8")
+    words = resume_words(path, "seed=1", "train.batch_size=8", "data.seq_len=8")
     accept = "'checkpoint.accept_changes=[seed,data.seq_len,train.batch_size]'"
     assert (
         refusal(capsys, *words)
@@ -116,16 +116,16 @@ CHANGED = {
 
 @pytest.mark.parametrize(("words", "key", "text", "cure"), CHANGED.values(), ids=CHANGED)
 def test_a_change_is_refused_and_its_cure_passes(words, key, text, cure, path, capsys):
-    err = refusal(capsys, *asked(path, *words))
+    err = refusal(capsys, *resume_words(path, *words))
     head, _, rest = err.partition("\n\n")
     assert head == "error: 1 problem in this request; nothing was started"
     told = rest.splitlines()[0].strip().removeprefix(key).lstrip(" =:")
     assert told == text.format(path=path, new=told.partition(":")[0])
     assert rest.splitlines()[-1] == f"    try:    {cure}"
-    plan(capsys, *asked(path, *words), *shlex.split(cure))
+    plan(capsys, *resume_words(path, *words), *shlex.split(cure))
 
 
-def test_what_was_forgotten_is_put_back(trained, capsys):
+def test_the_cure_restores_a_setting_that_was_forgotten(trained, capsys):
     words = [*ONE, "train.steps=4", f"run_dir={trained}", "data.seq_len=4"]
     before = sorted(p for p in trained.rglob("*") if p.name != ".lock")
     path = trained / "checkpoints/step-000002"
@@ -140,8 +140,8 @@ def test_what_was_forgotten_is_put_back(trained, capsys):
     plan(capsys, *words, "seed=3")
 
 
-def test_what_people_change_is_noted(path, capsys):
-    words = asked(path, "optim.lr=0.5", "train.clip_norm=null", "optim.betas=[0.8,0.9]", "optim.weight_decay=0")
+def test_common_changes_since_a_checkpoint_are_noted(path, capsys):
+    words = resume_words(path, "optim.lr=0.5", "train.clip_norm=null", "optim.betas=[0.8,0.9]", "optim.weight_decay=0")
     said = plan(capsys, *words)
     assert " optim.lr 0.003 -> 0.5: since step-000002 " in f"{said} "
     assert " train.clip_norm 1.0 -> null: since step-000002" in said
@@ -154,7 +154,7 @@ def test_what_people_change_is_noted(path, capsys):
 
 def test_more_steps_of_a_schedule_that_ends_are_another_curve(path, capsys):
     more = "schedule.name constant -> cosine: since step-000002"
-    said = plan(capsys, *asked(path, "schedule=cosine", "schedule.warmup_steps=1", "train.steps=101"))
+    said = plan(capsys, *resume_words(path, "schedule=cosine", "schedule.warmup_steps=1", "train.steps=101"))
     assert more in said
     assert (
         "train.steps 2 -> 101: since step-000002; schedule=cosine depends on the "
@@ -175,7 +175,7 @@ RESTARTS = ("schedule=cosine_restarts", "schedule.period_steps=9")
 def test_another_schedule_is_noted_and_is_another_curve_only_where_it_is_drawn_over_all_steps(
     words, key, now, path, capsys
 ):
-    said = plan(capsys, *asked(path, *words, "train.steps=101"))
+    said = plan(capsys, *resume_words(path, *words, "train.steps=101"))
     assert f"{key} constant -> {now}: since step-000002" in said
     curve = (
         "; schedule=wsd depends on the total number of steps, so the curve changes: "
@@ -190,27 +190,27 @@ LATER = ["train.log_every=2", "train.eval_every=1", "checkpoint.every=1", "logge
 
 @pytest.mark.parametrize("words", [FREE, LATER], ids=["layout", "aside"])
 def test_layouts_and_what_no_number_hangs_on_are_free(words, path, capsys):
-    notes = plan(capsys, *asked(path, *words)).partition(" notes ")[2]
+    notes = plan(capsys, *resume_words(path, *words)).partition(" notes ")[2]
     assert notes.count("since step-000002") == notes.count("train.steps 2 -> 4: since step-000002") == 1
 
 
 def test_a_checkpoint_says_the_settings_of_what_trained_it_last(path, capsys):
-    here = run(Path("there"), *asked(path, "seed=7", "checkpoint.accept_changes=[seed]")[len(TINY) :], steps=4)
+    here = run(Path("there"), *resume_words(path, "seed=7", "checkpoint.accept_changes=[seed]")[len(TINY) :], steps=4)
     said = json.loads((here / "checkpoints/step-000004/state.json").read_text())["settings"]
     assert (said["seed"], said["data.seq_len"], said["train.steps"]) == (7, 4, 4)
-    assert "was trained with 7: " in refusal(capsys, *asked(here / "checkpoints/step-000004"))
+    assert "was trained with 7: " in refusal(capsys, *resume_words(here / "checkpoints/step-000004"))
 
 
-def test_what_a_load_goes_on_from_is_compared_where_training_follows(path, capsys):
-    words = [*asked(path)[:-1], f"steps.load.path={path}", "seed=1"]
+def test_a_loaded_checkpoint_is_compared_only_if_training_follows(path, capsys):
+    words = [*resume_words(path)[:-1], f"steps.load.path={path}", "seed=1"]
     err = refusal(capsys, *words, "steps=[load,train,save]")
     assert f"  seed = 1: {path} was trained with 3: " in err
     assert "since" not in plan(capsys, *words, "steps=[load,evaluate]", "steps.evaluate.batches=1")
 
 
 def test_where_nothing_is_trained_nothing_is_compared(path, capsys):
-    assert "since" not in plan(capsys, *asked(path, "seed=1", "steps=[evaluate]", "steps.evaluate.batches=1"))
-    assert "seed = 1" in refusal(capsys, *asked(path, "seed=1", "steps=[save]"))
+    assert "since" not in plan(capsys, *resume_words(path, "seed=1", "steps=[evaluate]", "steps.evaluate.batches=1"))
+    assert "seed = 1" in refusal(capsys, *resume_words(path, "seed=1", "steps=[save]"))
 
 
 def test_weights_that_nothing_has_trained_may_go_on_anyhow(capsys):
@@ -225,7 +225,7 @@ def of_no_step(folder: Path, state: dict[str, object], capsys) -> str:
     record = {"size": len(data), "digest": hashlib.sha256(data).hexdigest(), "tensors": {}}
     (folder / "state.json").write_bytes(data)
     edit(folder, lambda d: d["files"].update({"state.json": record}))
-    said = refusal(capsys, *asked(folder))
+    said = refusal(capsys, *resume_words(folder))
     for name, was in before.items():
         (folder / name).write_bytes(was)
     return said
@@ -239,7 +239,7 @@ def test_a_checkpoint_of_before_is_not_compared_and_that_is_said(trained, capsys
     data = (old / "state.json").read_bytes()
     record = {"size": len(data), "digest": hashlib.sha256(data).hexdigest(), "tensors": {}}
     edit(old, lambda d: d["files"].update({"state.json": record}))
-    said = plan(capsys, *asked(old, "seed=1"))
+    said = plan(capsys, *resume_words(old, "seed=1"))
     text = "the checkpoint is too old to say how it was trained, so nothing is compared"
     assert f" checkpoint {old}: {text}" in said
     assert "cannot resume from this checkpoint: it does not record its step\n" in of_no_step(old, state, capsys)
@@ -248,7 +248,7 @@ def test_a_checkpoint_of_before_is_not_compared_and_that_is_said(trained, capsys
     data = (old / "state.json").read_bytes()
     record |= {"size": len(data), "digest": hashlib.sha256(data).hexdigest()}
     edit(old, lambda d: d["files"].update({"state.json": record}))
-    assert f"  {old}: its settings cannot be read\n" in refusal(capsys, *asked(old))
+    assert f"  {old}: its settings cannot be read\n" in refusal(capsys, *resume_words(old))
 
 
 def test_samples_of_a_micro_batch_count_where_the_model_normalizes_over_them(capsys):
@@ -267,7 +267,7 @@ def test_samples_of_a_micro_batch_count_where_the_model_normalizes_over_them(cap
 
 
 def test_a_name_that_no_setting_has_is_not_accepted(path, capsys):
-    err = refusal(capsys, *asked(path, "checkpoint.accept_changes=[sed]"))
+    err = refusal(capsys, *resume_words(path, "checkpoint.accept_changes=[sed]"))
     assert (
         "  checkpoint.accept_changes: there is no setting 'sed', did you mean 'seed'?\n"
         "    set by: checkpoint.accept_changes=[sed] (command line)\n"
@@ -275,8 +275,8 @@ def test_a_name_that_no_setting_has_is_not_accepted(path, capsys):
     ) in err
 
 
-def test_what_is_not_here_is_compared_when_the_run_starts(capsys):
-    said = plan(capsys, *asked(Path("nowhere/step-000002")))
+def test_a_checkpoint_that_is_not_on_this_machine_is_checked_at_the_start(capsys):
+    said = plan(capsys, *resume_words(Path("nowhere/step-000002")))
     assert "checkpoint.resume nowhere/step-000002 is not on this machine; it is checked when the run starts" in said
 
 

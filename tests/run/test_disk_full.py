@@ -219,7 +219,7 @@ def test_the_status_has_room_on_a_full_disk_and_leaves_nothing_beside_it(small: 
     assert {p.name for p in small.iterdir()} == {"status.json", "ballast"}
 
 
-def test_what_a_rank_prints_on_a_full_disk_is_lost_and_not_its_work(small: Path) -> None:
+def test_a_full_disk_loses_the_output_of_a_rank_but_not_its_work(small: Path) -> None:
     leave(small, 16)
     pid = os.fork()
     if pid == 0:

@@ -100,7 +100,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("words", "told"), REFUSED.values(), ids=list(REFUSED))
-def test_what_would_be_rehearsed_in_vain_is_refused(words, told, tmp_path):
+def test_drills_that_could_show_nothing_are_refused(words, told, tmp_path):
     with pytest.raises(RequestError) as error:
         rehearse(compose([*TINY, "train.steps=6", f"run_dir={tmp_path}/run", *words]), planned=False)
     assert str(error.value) == told
@@ -112,7 +112,7 @@ def test_what_would_be_rehearsed_in_vain_is_refused(words, told, tmp_path):
     [[KILL], ["debug.drill={bitflip: {rank: 0, step: 5}}"], ["debug.drill={torn_write: {rank: 0, step: 3}}"]],
     ids=["kill_rank", "bitflip", "torn_write"],
 )
-def test_what_is_suggested_is_accepted(words, tmp_path):
+def test_the_cures_for_a_refused_drill_are_accepted(words, tmp_path):
     asked = [*TINY, "train.steps=6", f"run_dir={tmp_path}/run", *words]
     with pytest.raises(RequestError) as error:
         rehearse(compose(asked), planned=False)

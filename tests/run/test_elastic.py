@@ -19,7 +19,7 @@ from launcher.job.compose import compose
 from launcher.run.launch import elastic_notes, with_local_ranks
 from tests.drills import below, end, launched
 from tests.ports import free_port
-from tests.run.launching import ROOT, TINY, losses, shape, steps, whole
+from tests.run.launching import ROOT, TINY, complete_steps, losses, shape, steps
 
 N = 60
 WORDS = [*TINY, *shape(pp=2, shard=2), "train.precision=fp64", "checkpoint.every=10", f"train.steps={N}"]
@@ -102,7 +102,7 @@ def test_a_node_is_lost_and_the_others_go_on(tmp_path: Path) -> None:
     more = ("launch.elastic=true", "launch.nnodes=2", "launch.nproc=2", f"run_dir={job}", "launch.timeout_s=60")
     with agents(tmp_path, *WORDS, *more, slow, "security.allow=[tests.slurm.slow_steps]") as (first, second):
         end_at = time.monotonic() + 200
-        while not ((job / "metrics.jsonl").exists() and max(whole(job), default=0) >= 15):
+        while not ((job / "metrics.jsonl").exists() and max(complete_steps(job), default=0) >= 15):
             assert first.poll() is None, (tmp_path / "first.log").read_text()[-2000:]
             assert time.monotonic() < end_at
             time.sleep(0.1)

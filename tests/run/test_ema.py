@@ -32,7 +32,7 @@ def straight(tmp_path_factory):
     return run(tmp_path_factory.mktemp("straight") / "run", *EMA, steps=6)
 
 
-def whole(folder: Path, step: int) -> dict[str, np.ndarray]:
+def full_tensors(folder: Path, step: int) -> dict[str, np.ndarray]:
     """Return every full tensor of a checkpoint."""
     checkpoint = open_checkpoint(folder / "checkpoints" / f"step-{step:06d}")
     found = read_rank(checkpoint, single(checkpoint.strategy), 0)
@@ -44,13 +44,13 @@ def far(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
     return max(float(np.abs(a[n] - b[n]).max() / np.abs(b[n]).max()) for n in a)
 
 
-def test_it_is_the_average_of_the_weights_that_every_step_has_saved(straight):
-    weights = [{n: t for n, t in whole(straight, k).items() if not n.startswith("optim.")} for k in range(1, 7)]
-    means = {n.removeprefix(MEAN): t for n, t in whole(straight, 6).items() if n.startswith(MEAN)}
+def test_the_moving_average_is_that_of_the_weights_of_all_steps(straight):
+    weights = [{n: t for n, t in full_tensors(straight, k).items() if not n.startswith("optim.")} for k in range(1, 7)]
+    means = {n.removeprefix(MEAN): t for n, t in full_tensors(straight, 6).items() if n.startswith(MEAN)}
     assert means.keys() == weights[0].keys()
 
     # one step later the average of step 1 is known: it is that of the weights at step 0
-    first = {n.removeprefix(MEAN): t for n, t in whole(straight, 1).items() if n.startswith(MEAN)}
+    first = {n.removeprefix(MEAN): t for n, t in full_tensors(straight, 1).items() if n.startswith(MEAN)}
     for name, mean in means.items():
         want = first[name]
         for k in (2, 4, 6):
@@ -65,23 +65,21 @@ def test_a_run_that_stopped_goes_on_with_it_bit_for_bit_and_on_other_layouts_to_
 
     for name, layout in (("pipeline", {"pp": 2}), ("shards", {"shard": 4}), ("replicas", {"replicate": 2})):
         other = run(tmp_path / name, *EMA, resume, *shape(**layout), steps=6)
-        assert far(whole(other, 6), whole(straight, 6)) <= 1e-10, name
+        assert far(full_tensors(other, 6), full_tensors(straight, 6)) <= 1e-10, name
 
 
-def test_it_begins_with_the_weights_of_a_checkpoint_without_one_and_is_left_behind_where_nobody_keeps_it(
-    straight, tmp_path, capsys
-):
+def test_the_moving_average_starts_from_a_checkpoint_without_one_and_can_be_dropped(straight, tmp_path, capsys):
     off = run(tmp_path / "off", *EMA[1:], f"checkpoint.resume={straight}/checkpoints/step-000003", steps=4)
     assert "train.ema" in capsys.readouterr().out
-    got, want = whole(off, 4), whole(straight, 4)
+    got, want = full_tensors(off, 4), full_tensors(straight, 4)
     assert far(got, {n: t for n, t in want.items() if not n.startswith(MEAN)}) == 0
 
     on = run(tmp_path / "on", *EMA, f"checkpoint.resume={off}/checkpoints/step-000004", steps=5)
-    found = whole(on, 5)
+    found = full_tensors(on, 5)
     assert all(np.array_equal(t, want[n.removeprefix(MEAN)]) for n, t in found.items() if n.startswith(MEAN))
 
 
-def test_it_is_evaluated_exported_and_moved_without_a_change(tmp_path):
+def test_the_moving_average_is_evaluated_exported_and_transformed_unchanged(tmp_path):
     steps = "steps=[train,evaluate,save,transform,export]"
     weights = ("steps.evaluate.weights=ema", "steps.export.weights=ema", "steps.transform.nproc=2")
     done = run(tmp_path / "run", *EMA, steps, *weights, "steps.transform.shard_size=2", BATCH, "logger.csv=true")
@@ -90,7 +88,7 @@ def test_it_is_evaluated_exported_and_moved_without_a_change(tmp_path):
     assert "val_loss" not in results
     assert results["export_gap"] <= 1e-12 * results["val_loss_ema"]
 
-    saved, exported = whole(done, 4), read_full(done / "exports" / "model.safetensors")
+    saved, exported = full_tensors(done, 4), read_full(done / "exports" / "model.safetensors")
     assert {*exported} >= {n.removeprefix(MEAN) for n in saved if n.startswith(MEAN)}
     for name, mean in saved.items():
         if name.startswith(MEAN):
@@ -105,7 +103,7 @@ def test_a_run_that_is_stopped_while_it_is_evaluated_saves_the_weights(straight,
     monkeypatch.setattr(loop, "stop_if_requested", look)
     words = [*TINY, *EMA, "checkpoint.every=5", "steps=[train,evaluate]", "steps.evaluate.weights=ema", "train.steps=4"]
     assert main([*words, f"run_dir={tmp_path}/run"]) == 75
-    assert far(whole(tmp_path / "run", 4), whole(straight, 4)) == 0
+    assert far(full_tensors(tmp_path / "run", 4), full_tensors(straight, 4)) == 0
 
 
 def test_both_losses_are_in_the_metrics(tmp_path):
@@ -142,7 +140,7 @@ def test_the_plan_counts_it_and_says_it():
         (["train.ema.decay=1"], "train.ema.decay = 1", "should be less than 1", ""),
     ],
 )  # fmt: skip
-def test_what_cannot_be_averaged_or_read_is_refused(typed, key, says, cure, capsys):
+def test_impossible_settings_of_the_moving_average_are_refused(typed, key, says, cure, capsys):
     words = [*TINY, *shape(), "train.steps=4", "show=plan"]
     assert main([*words, *typed]) == 2
     said = capsys.readouterr().err

@@ -97,10 +97,8 @@ def test_without_its_key_a_run_does_not_go_on(how, value, trained, tmp_path, cap
     assert main(words) == 2
     err = capsys.readouterr().err
     why = "wrong key: it is encrypted with key " if value else "env:CHECKPOINT_KEY: this environment variable is not "
-    where = trained if how == "run_dir" else path
-    assert f"  {how}: {where}: cannot resume from this checkpoint: {path}: it is encrypted: " in err.replace(
-        " = ", ": ", 1
-    )
+    where, kind = (trained, "run folder") if how == "run_dir" else (path, "checkpoint")
+    assert f"  {how}: {where}: cannot resume from this {kind}: {path}: it is encrypted: " in err.replace(" = ", ": ", 1)
     assert why in err
     cure = "set LAUNCHER_CHECKPOINT_KEY to the place of the key: env:NAME (an environment variable) or file:PATH"
     assert f"; {cure}\n" in err
@@ -199,7 +197,7 @@ def test_latest_cannot_lead_an_encrypted_run_back(tmp_path, capsys):
     assert main([*TINY, f"run_dir={folder}", *words, "train.steps=6"]) == 2
     cure = "remove it to use the checkpoint of the highest step"
     why = f"{file}: damaged or tampered with: its MAC does not match its content; {cure}"
-    assert f"  run_dir: {folder}: cannot resume from this checkpoint: {why}\n" in capsys.readouterr().err
+    assert f"  run_dir: {folder}: cannot resume from this run folder: {why}\n" in capsys.readouterr().err
     file.write_text("step-000002\n")
     assert main([*TINY, f"run_dir={folder}", *words, "train.steps=6", "show=plan"]) == 2
     assert f"{file}: it has no MAC, and the checkpoints are encrypted: " in capsys.readouterr().err

@@ -22,7 +22,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_it_needs_no_path(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_of_a_finished_run_needs_no_path(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "steps=[export]", f"run_dir={finished}"]) == 0
     assert f"export: {finished}/exports/model.safetensors, " in capsys.readouterr().out
     assert "layer1.weight" in read_full(finished / "exports/model.safetensors")

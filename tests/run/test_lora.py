@@ -22,7 +22,7 @@ LORA = f"model.lora={{rank: 4, alpha: 8, modules: [{', '.join(MODULES)}]}}"
 SIZES = {"vocab_size": 64, "dim": 16, "layers": 2, "heads": 2}
 
 
-def held(folder: Path, step: int) -> dict[str, torch.Tensor]:
+def weights_of_checkpoint(folder: Path, step: int) -> dict[str, torch.Tensor]:
     """Return the full weights of a checkpoint."""
     checkpoint = open_checkpoint(folder / "checkpoints" / f"step-{step:06d}")
     found = read_rank(checkpoint, single(checkpoint.strategy), 0, kinds=("param", "buffer"))
@@ -45,7 +45,7 @@ def tuned(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_adapters_begin_beside_the_weights_of_a_checkpoint_that_has_none(base: Path, tuned: Path) -> None:
-    before, after = held(base, 3), held(tuned, 6)
+    before, after = weights_of_checkpoint(base, 3), weights_of_checkpoint(tuned, 6)
     assert {n for n in after if n not in before} == {
         f"{m}.lora_{ab}" for ab in "AB"
         for m in (*(f"layers.{i}.attn.{x}" for i in (0, 1) for x in "qkvo"), "layers.1.mlp.up")
@@ -61,10 +61,10 @@ def test_adapters_begin_beside_the_weights_of_a_checkpoint_that_has_none(base: P
 def test_the_merged_file_is_a_plain_model_with_the_same_logits(tuned: Path) -> None:
     adapted = build_model(LanguageModel(name="lm", **SIZES, lora=Lora(rank=4, alpha=8, modules=MODULES)))
     plain = build_model(LanguageModel(name="lm", **SIZES))
-    adapted.load_state_dict(held(tuned, 6), strict=False)
+    adapted.load_state_dict(weights_of_checkpoint(tuned, 6), strict=False)
     file = load_file(tuned / "exports" / "model.safetensors")
     assert plain.load_state_dict(file, strict=False).unexpected_keys == []
-    assert not torch.equal(file["layers.0.attn.q.weight"], held(tuned, 6)["layers.0.attn.q.weight"])
+    assert not torch.equal(file["layers.0.attn.q.weight"], weights_of_checkpoint(tuned, 6)["layers.0.attn.q.weight"])
     tokens = torch.randint(64, (2, 8))
     torch.testing.assert_close(plain(tokens), adapted(tokens), rtol=1e-5, atol=1e-6)
 
@@ -79,7 +79,7 @@ def test_adapters_by_themselves_are_a_folder_of_peft(tuned: Path) -> None:
         "peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "fan_in_fan_out": False, "lora_dropout": 0.0,
     }  # fmt: skip
     assert len(config["target_modules"]) == 9
-    want = held(tuned, 6)
+    want = weights_of_checkpoint(tuned, 6)
     assert file.keys() == {f"base_model.model.{m}.lora_{ab}.weight" for m in config["target_modules"] for ab in "AB"}
     for module in config["target_modules"]:
         for ab in "AB":
@@ -130,7 +130,7 @@ def test_operators_over_tp_train_adapters_and_export_them(base: Path, tmp_path: 
     one, tp = (load_file(tmp_path / name / "exports/model.safetensors") for name in ("one", "tp"))
     for name, t in one.items():
         torch.testing.assert_close(tp[name], t, rtol=1e-4, atol=1e-6)
-    assert not torch.equal(one["layers.0.attn.q.weight"], held(base, 3)["layers.0.attn.q.weight"])
+    assert not torch.equal(one["layers.0.attn.q.weight"], weights_of_checkpoint(base, 3)["layers.0.attn.q.weight"])
 
 
 def test_adapters_of_a_class_of_the_users_own_are_not_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

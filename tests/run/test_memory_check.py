@@ -97,7 +97,7 @@ def test_a_start_says_how_much_it_takes(mb: float, note: str, monkeypatch: pytes
     assert re.fullmatch(note, said)
 
 
-def test_what_does_not_fit_starts_when_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_check_memory_false_a_run_that_does_not_fit_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     having(monkeypatch, mb=100)
     job = tiny("launch.check_memory=false")
     (said,) = memory_check.checked(job, plan_job(job), HERE).notes

@@ -66,7 +66,7 @@ def test_a_port_and_more_threads(tmp_path, monkeypatch):
     assert status(folder)["metrics"]["threads"] == 2
 
 
-def test_what_has_no_effect_is_said():
+def test_launch_settings_without_effect_are_noted():
     job = compose([*TINY, *shape(), "launch.mode=inproc", "launch.port=5", "launch.max_restarts=2"]).job
     assert start(job, None, 1).notes == (
         "launch.max_restarts 2 has no effect: a rank in this process is not restarted",
@@ -108,7 +108,7 @@ def test_overfitting_reads_the_same_samples(tmp_path):
     assert losses(folder)[-1] < 0.2 * losses(folder)[0]
 
 
-def test_a_script_gets_the_figures(tmp_path, capsys):
+def test_run_job_returns_the_figures_of_the_run(tmp_path, capsys):
     job = compose([*TINY, f"run_dir={tmp_path}/run", "train.steps=2", *shape()]).job
     figures = run_job(job, command=["python", "train.py"])
     assert figures["loss"] == losses(tmp_path / "run")[-1]

@@ -31,14 +31,14 @@ def shown(capfd, words: list[str], secret: str) -> list[str]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_on_no_command_line(form, capfd):
+def test_a_key_on_the_command_line_is_never_printed(form, capfd):
     for which, name in SOME[: 2 if " " in form else 3]:
         for words in typed(form, name, KEYS[which]):
             assert shown(capfd, ["show=config", *words], KEYS[which]) == []
 
 
 @pytest.mark.parametrize("form", FILES, ids=range(len(FILES)))
-def test_in_no_recipe(form, capfd):
+def test_a_key_in_a_recipe_is_never_printed(form, capfd):
     base = "defaults: [lm_single, _self_]\n"
     for which, name in SOME[:2]:
         Path("mine.yaml").write_text(base + form.format(name=name, key=KEYS[which]))
@@ -47,7 +47,7 @@ def test_in_no_recipe(form, capfd):
 
 @pytest.mark.parametrize("which", ["hex", "words"])
 @pytest.mark.parametrize("form", ["env:{key}", "file:{key}", "{key}"])
-def test_before_a_run_starts(form, which, capfd):
+def test_a_key_in_place_of_its_location_is_never_printed(form, which, capfd):
     words = [*TINY, *shape(), "runs=runs", f"checkpoint.encrypt={form.format(key=KEYS[which])}"]
     assert shown(capfd, words, KEYS[which]) == []
     assert shown(capfd, [*words, "show=plan"], KEYS[which]) == []
@@ -64,7 +64,7 @@ def test_a_name_that_may_be_a_key_is_written_nowhere_when_it_is_a_name(capfd, mo
     assert "checkpoint.encrypt=env:***: applied" in " ".join(Path("run/plan.txt").read_text().split())
 
 
-def test_in_no_sweep(capfd):
+def test_a_key_in_a_sweep_is_never_printed(capfd):
     hexes, words = KEYS["hex"], KEYS["words"]
     sweep = ["-m", "recipe=lm_single", "sweep_dir=sweep", "optim.lr=fast,slow"]
     for name, key in itertools.product((RIGHT, "encryptt"), (hexes, f"env:{words}", f"{hexes},{words}")):

@@ -35,7 +35,7 @@ def test_metrics_are_in_every_row_that_is_written_and_the_weights_are_those_with
     assert tensors(run(tmp_path / "without", *asked), 4) == tensors(found, 4)
 
 
-def test_a_run_goes_on_with_another_loss_and_says_so(tmp_path, capsys):
+def test_a_resume_with_another_loss_is_noted(tmp_path, capsys):
     before = run(tmp_path / "before", *shape(), steps=2)
     resume = f"checkpoint.resume={before}/checkpoints/step-000002"
     words = [*TINY, *shape(), resume, "train.steps=4", "show=plan"]

@@ -42,7 +42,7 @@ def test_on_a_device_the_cure_passes_when_pasted_and_plans_for_less(
     assert "Tried to allocate" in (tmp_path / "run" / "logs" / "rank1.log").read_text()
 
 
-def test_what_no_layout_makes_room_for_says_that_the_plan_does_not_know_it(
+def test_an_allocation_that_no_layout_can_fit_is_said_to_be_unplanned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words("cpu"), f"run_dir={tmp_path}/run"]) == 1

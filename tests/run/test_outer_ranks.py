@@ -97,7 +97,7 @@ def test_the_rank_that_failed_first_is_named(tmp_path):
 
 
 @exhaustive
-def test_it_is_named_although_torchrun_ends_rank_0_while_that_tells(tmp_path):
+def test_the_failed_rank_is_named_although_torchrun_ends_rank_0_meanwhile(tmp_path):
     model = "model={_target_: tests.run.own.Warned, vocab: 64, dim: 16, rank: 1}"
     done = torchrun(2, model, *FRAGILE[1:], f"run_dir={tmp_path}/run", "train.steps=2")
     line = "rank 1: RuntimeError: rank 1 has had enough; hydra is here: False"

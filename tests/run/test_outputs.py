@@ -171,7 +171,7 @@ def test_layouts_of_another_model_are_refused(saved: Path) -> None:
     assert str(refusal(f"{LOAD}={saved}")) == f"{LOAD}: {saved}: {why}"
 
 
-def test_what_is_no_layout_file_is_refused(tmp_path: Path) -> None:
+def test_files_that_are_no_layout_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     why = f"{path}: cannot be read: No such file or directory"
     assert str(refusal(f"{LOAD}={path}")) == f"{LOAD}: {why}"

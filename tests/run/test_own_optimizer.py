@@ -48,7 +48,7 @@ def test_groups_are_refused_for_it_where_it_has_no_such_argument(tmp_path, capsy
     )
 
 
-def test_its_checkpoints_are_transformed_verified_loaded_and_broadcast(tmp_path, capsys):
+def test_checkpoints_of_a_users_optimizer_pass_every_verb(tmp_path, capsys):
     steps = "steps=[train,save,load,broadcast,transform,verify,inspect]"
     folder = run(tmp_path / "run", INT_STEP, *OWN, "parallel.grid.dp_replicate=2", steps, *shape(replicate=2), steps=2)
     out = capsys.readouterr().out

@@ -11,7 +11,7 @@ OWN = ("schedule={_target_: tests.optim.own_schedules.InverseRoot, warmup: 2}", 
 SAVES = ("train.precision=fp64", "checkpoint.every=2", "checkpoint.keep=null", "optim.lr=0.01")
 
 
-def test_it_says_the_rate_of_every_step_and_a_run_goes_on_with_it_bit_for_bit(tmp_path):
+def test_a_users_schedule_sets_every_rate_and_a_resume_is_bit_for_bit(tmp_path):
     straight = run(tmp_path / "straight", *OWN, *SAVES)
     assert [row["lr"] for row in metrics(straight)] == pytest.approx(
         [0.005, 0.01, 0.01 * (2 / 3) ** 0.5, 0.01 * 0.5**0.5]
@@ -22,7 +22,7 @@ def test_it_says_the_rate_of_every_step_and_a_run_goes_on_with_it_bit_for_bit(tm
     assert tensors(again, 4) == tensors(straight, 4)
 
 
-def test_what_it_was_called_with_is_compared_when_a_run_goes_on(tmp_path, capsys):
+def test_changed_arguments_of_a_users_schedule_are_noted_at_a_resume(tmp_path, capsys):
     before = run(tmp_path / "before", *OWN, *shape(), steps=2)
     resume = f"checkpoint.resume={before}/checkpoints/step-000002"
     other = OWN[0].replace("2", "3")

@@ -41,7 +41,7 @@ def vocabulary(run: str) -> int:
     return next(p["spec"]["shape"][0] for p in params if p["name"] == "embed.weight")
 
 
-def test_it_trains_as_if_the_tokens_had_been_there(here: Path) -> None:
+def test_preparing_tokens_in_the_run_gives_the_same_losses(here: Path) -> None:
     assert main([*BPE, *shape(pp=2), "steps=[prepare,train,save]", "run_dir=one"]) == 0
     assert main([*MODEL, "data.path=words", *shape(), "steps=[train,save]", "run_dir=two"]) == 0
     assert losses(Path("one")) == pytest.approx(losses(Path("two")), rel=1e-5)
@@ -88,7 +88,7 @@ def test_a_plan_says_what_it_does_not_know(here: Path, capsys: pytest.CaptureFix
     assert [p.name for p in here.iterdir()] == ["corpus.jsonl"]
 
 
-def test_what_is_wrong_is_said_before_anything_is_made(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_problems_are_reported_before_any_token_is_made(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*BPE, *shape(), "steps=[prepare,train]", "train.batch_size=15", "steps.prepare.src=corpus.json"]
     assert main(words) == 2
     assert capsys.readouterr().err == (

@@ -72,7 +72,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("when", "signum", "step", "code"), some(CASES.values(), 2), ids=some(CASES, 2))
-def test_what_was_trained_is_saved_and_the_same_command_goes_on(
+def test_a_preempted_run_saves_and_the_same_command_resumes_it(
     when, signum, step, code, straight, tmp_path, monkeypatch, capsys
 ):
     folder = tmp_path / "run"

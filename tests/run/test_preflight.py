@@ -34,7 +34,7 @@ def test_a_run_settles_checks_and_reads_its_files_once(tmp_path: Path, monkeypat
     assert seen == {"inlined": 1, "ask": 1, "settle": 1, "before_torch": 1}
 
 
-def test_what_is_wrong_without_a_plan_is_found_without_one(tmp_path: Path) -> None:
+def test_problems_that_need_no_plan_are_found_before_planning(tmp_path: Path) -> None:
     words = [*TINY, f"run_dir={tmp_path}/run", "steps=[train,save,verify]", f"steps.verify.src={tmp_path}/nowhere"]
     request = compose(words)
     asked = settle(request, None)

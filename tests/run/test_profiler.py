@@ -109,6 +109,6 @@ def test_a_window_that_cannot_be_is_refused_and_the_cure_passes(
         ("on", "debug.profiler"),
     ],
 )
-def test_what_is_no_window_is_refused(capsys: pytest.CaptureFixture[str], typed: str, says: str) -> None:
+def test_invalid_profiler_settings_are_refused(capsys: pytest.CaptureFixture[str], typed: str, says: str) -> None:
     assert main([*TINY, *shape(), f"debug.profiler={typed}", "train.steps=4", "show=plan"]) == 2
     assert says in capsys.readouterr().err

@@ -47,7 +47,7 @@ def test_every_recipe_is_here():
 
 
 @pytest.mark.parametrize("recipe", SMALLER)
-def test_it_trains_two_steps_and_does_the_rest(recipe, tmp_path, capsys):
+def test_every_recipe_trains_two_steps_and_runs_its_other_steps(recipe, tmp_path, capsys):
     words = [f"recipe={recipe}", "train.steps=2", f"runs={tmp_path}", *SMALLER[recipe]]
     if recipe == "smollm2_pp2_tp2":  # with its own weights: tests/real
         llama.write(tmp_path / "weights")

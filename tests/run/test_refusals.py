@@ -185,7 +185,7 @@ def refused(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
 
 
 @pytest.mark.parametrize(("overrides", "told"), CASES.values(), ids=CASES)
-def test_refused(overrides, told, capsys):
+def test_impossible_requests_are_refused_with_their_full_text(overrides, told, capsys):
     assert refused(capsys, *TINY, *overrides) == told
 
 
@@ -202,7 +202,7 @@ def test_nodes_that_are_not_here_are_all_that_is_wrong(capsys):
     )
 
 
-def test_a_recipe_that_is_not_there(capsys):
+def test_an_unknown_recipe_is_refused_with_a_suggestion(capsys):
     assert refused(capsys, "recipe=lm_singel").startswith(
         "\n  recipe: unknown option 'lm_singel', did you mean 'lm_single'?"
     )

@@ -41,7 +41,7 @@ def stopped(straight: Path, folder: Path, step: int) -> Path:
     return folder
 
 
-def whole(folder: Path, step: int) -> dict[str, np.ndarray]:
+def full_tensors(folder: Path, step: int) -> dict[str, np.ndarray]:
     """Return every full tensor of a checkpoint: weights and optimizer state."""
     checkpoint = open_checkpoint(folder / "checkpoints" / f"step-{step:06d}")
     found = read_rank(checkpoint, single(checkpoint.strategy), 0)
@@ -65,7 +65,7 @@ def test_in_another_layout_the_same_samples_follow(other, tmp_path, layout):
     there = run(tmp_path / "run", *more, *shape(**layout), steps=6)
     assert steps(there) == [3, 4, 5, 6]
     assert losses(there) == pytest.approx(losses(folder)[2:], rel=TOLERANCE[precision])
-    mine, theirs = whole(there, 6), whole(folder, 6)
+    mine, theirs = full_tensors(there, 6), full_tensors(folder, 6)
     assert mine.keys() == theirs.keys()
     assert {n.split(".")[1] for n in mine if n.startswith("optim.")} == {"exp_avg", "exp_avg_sq", "step"}
     if precision == "fp64":  # Adam divides by numbers near zero: fp32 shows little here
@@ -224,7 +224,7 @@ error: 1 problem in this request; nothing was started
     )
 
 
-def test_what_was_loaded_is_not_loaded_again(straight, tmp_path):
+def test_a_resumed_run_does_not_repeat_its_load_step(straight, tmp_path):
     path = straight / "checkpoints" / "step-000002"
     more = ["steps=[load,train,save]", f"steps.load.path={path}", "schedule=constant"]
     run(tmp_path / "run", *more, steps=3)
@@ -282,7 +282,7 @@ def test_rows_columns_and_matrices_move_between_layouts_and_through_a_transform(
         assert (column.shape, column.split) == ((1, 16), ((), ()))
 
 
-def test_what_the_other_of_muons_two_optimizers_updated_is_refused(tmp_path, capsys):
+def test_a_parameter_that_changes_between_muon_and_adamw_is_refused(tmp_path, capsys):
     folder = run(tmp_path / "run", "optim=muon", *shape(), "schedule=constant", steps=1)
     words = [*TINY, "optim=muon", *shape(), "schedule=constant", f"run_dir={folder}", "train.steps=2"]
     assert main([*words, "optim.groups.layers.0.use=adamw"]) == 2
@@ -352,5 +352,5 @@ def test_stages_go_on_in_operators_over_tp_and_back_with_the_same_samples(other,
     path = f"checkpoint.resume={there}/checkpoints/step-000004"
     back = run(tmp_path / "back", path, "train.precision=fp64", "parallel.pipeline.micro_batch_num=4", steps=6)
     assert losses(back) == pytest.approx(losses(straight)[4:], rel=1e-10)
-    for name, expected in whole(straight, 6).items():
-        np.testing.assert_allclose(whole(there, 6)[name], expected, rtol=1e-7, atol=1e-13, err_msg=name)
+    for name, expected in full_tensors(straight, 6).items():
+        np.testing.assert_allclose(full_tensors(there, 6)[name], expected, rtol=1e-7, atol=1e-13, err_msg=name)

@@ -23,7 +23,7 @@ def test_a_plan_is_shown_on_a_page_or_all_of_it(capsys: pytest.CaptureFixture[st
     assert printed(capsys, "show=plan-full") == text(plan) + "\n"
 
 
-def test_what_is_said_below_a_plan_is_on_its_page(
+def test_remarks_below_a_plan_fit_on_its_page(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_check, "shortage", lambda *_: "memory: too little")

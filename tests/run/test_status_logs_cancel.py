@@ -46,7 +46,7 @@ def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, s
     return code, out.out + out.err
 
 
-def test_how_far_it_is(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_prints_progress_and_the_newest_checkpoint(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = answer(["status", str(done)], capsys)
     assert code == 0
     assert re.fullmatch(
@@ -210,7 +210,9 @@ def test_a_job_of_slurm(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", OF_A_RUN)
-def test_what_is_no_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_no_run_folder_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     wrong = "error: 1 problem in this request; nothing was started\n\n"
     assert answer([name], capsys) == (2, f"{wrong}  {name}: takes one run folder, as launcher {name} runs/NAME/0001\n")
     text = f"{name} {tmp_path}: is not a run folder: it has no status.json"
@@ -324,7 +326,9 @@ def test_only_the_number_of_a_job_reaches_scancel(
 
 
 @pytest.mark.parametrize("number", ["77", "77_3", "77+1", 77], ids=str)
-def test_each_form_of_a_number_does(job: Path, number: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_form_of_a_slurm_job_number_is_cancelled(
+    job: Path, number: object, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_status(job, status="running", slurm=number)
     assert answer(["cancel", str(job)], capsys)[0] == 0
     assert (job.parent / "cancelled").read_text() == f"{number}\n"

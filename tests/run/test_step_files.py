@@ -216,7 +216,7 @@ AT_THE_DOOR = {
 
 
 @pytest.mark.parametrize("case", AT_THE_DOOR)
-def test_what_heads_and_manifests_tell_is_told_before_anything_is_started(
+def test_problems_in_headers_and_manifests_are_reported_before_anything_starts(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -46,7 +46,7 @@ def test_a_cure_names_it_twice_too() -> None:
     assert {p.cure for p in wrong} == {"'steps=[train,train,save,export,export]'"}
 
 
-def test_it_trains_on_and_is_done_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_train_step_continues_and_is_recorded_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recipe=mlp_autoparallel", PAGE, "train.steps=2", f"run_dir={tmp_path}/run"]
     assert main(words) == 0
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]

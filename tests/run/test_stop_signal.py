@@ -27,12 +27,12 @@ def test_nothing_is_measured_before_the_first_start(tmp_path: Path) -> None:
     assert resolved(Slurm(), (rows(tmp_path / "unsaved", 9.0, 2.0),))[0].signal_s == USUAL
 
 
-def test_what_is_said_stays(tmp_path: Path) -> None:
+def test_a_signal_s_of_the_request_is_not_changed(tmp_path: Path) -> None:
     assert resolved(Slurm(signal_s=77), (rows(tmp_path / "a", 1.0, 2.0, save_s=3.0),)) == (Slurm(signal_s=77), None)
 
 
 @pytest.mark.parametrize(("save_s", "seconds"), [(40.0, 84), (0.5, LEAST)], ids=["measured", "least"])
-def test_it_is_twice_the_longest_step_behind_the_first_and_the_longest_save(
+def test_signal_s_is_twice_the_longest_later_step_plus_the_longest_save(
     save_s: float, seconds: int, tmp_path: Path
 ) -> None:
     slurm, note = resolved(Slurm(), (rows(tmp_path / "a", 90.0, 2.0, 1.0, save_s=save_s),))

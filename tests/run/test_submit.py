@@ -15,7 +15,7 @@ import pytest
 
 from launcher.__main__ import main
 from tests.ports import free_port
-from tests.run.launching import ROOT, TINY, checkpoints, run, shape, status, steps, until, whole
+from tests.run.launching import ROOT, TINY, checkpoints, complete_steps, run, shape, status, steps, until
 
 SRUN = """#!/bin/bash
 # The tasks of one step on two nodes, as srun starts them; it ends with the highest of their codes.
@@ -61,7 +61,7 @@ def words(*more: str, n: int = 20) -> list[str]:
     return [*TINY, *nodes, "parallel.pipeline.stages=1", f"train.steps={n}", "run_dir=job", *more]
 
 
-def test_it_is_planned_written_and_submitted(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_request_is_planned_written_and_submitted(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words("launch.slurm.partition=gpu")) == 0
     *plan, last = capsys.readouterr().out.splitlines()
     assert plan[0] == "plan of lm_tied_pp2_hsdp2"
@@ -76,7 +76,7 @@ def test_it_is_planned_written_and_submitted(place: Path, capsys: pytest.Capture
     assert f"export LAUNCHER_SECRET_FILE={place}/job/.secret " in (place / "job/job.sbatch").read_text()
 
 
-def test_without_submitting(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_submit_false_the_batch_file_is_only_written(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words("launch.slurm.submit=false")) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "not submitted: sbatch job/job.sbatch"
     assert not (place / "submitted").exists()
@@ -106,7 +106,7 @@ def test_without_submitting(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     ],
     ids=["partition", "time", "mode"],
 )  # fmt: skip
-def test_what_the_cluster_cannot_do_is_refused(
+def test_options_that_the_cluster_does_not_have_are_refused(
     typed: str, said: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words(typed)) == 2
@@ -114,7 +114,9 @@ def test_what_the_cluster_cannot_do_is_refused(
     assert sorted(p.name for p in place.iterdir()) == ["bin"]
 
 
-def test_without_a_slurm(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_sbatch_a_submission_is_refused(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PATH", "/usr/nothing")
     assert main(words()) == 2
     assert capsys.readouterr().err == (
@@ -127,7 +129,9 @@ def test_without_a_slurm(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     )
 
 
-def test_in_a_task_of_srun(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_of_srun_cannot_submit_a_job(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, value in {
         "RANK": "0",
         "WORLD_SIZE": "1",
@@ -158,7 +162,7 @@ def test_told_to_stop_it_asks_to_be_requeued_and_goes_on(place: Path) -> None:
     job = place / "job"
     first = started(place, 0, str(free_port()))
     try:
-        until(lambda: (job / "metrics.jsonl").exists() and max(whole(job), default=0) >= 2, first)
+        until(lambda: (job / "metrics.jsonl").exists() and max(complete_steps(job), default=0) >= 2, first)
     finally:
         for pid in (place / "pids").read_text().split():
             os.kill(int(pid), signal.SIGUSR2)  # as --signal does

@@ -19,7 +19,7 @@ from launcher.checkpoint.chunked import slices
 from launcher.checkpoint.layout import strategy_file as ours
 from launcher.checkpoint.read import read_rank
 from launcher.checkpoint.tensorfile.safetensors import words
-from tests.checkpoint.saving import filled, held, write_file
+from tests.checkpoint.saving import blobs_of_rank, filled, write_file
 from tests.extras.mindspore.small_net import net
 from tests.extras.mindspore.truth import FIXTURES, blobs, rank_files
 from tests.run.launching import ROOT
@@ -50,7 +50,7 @@ def tensors(folder: Path) -> dict[int, dict[str, Blob]]:
     return {rank: blobs(path) for rank, path in rank_files(folder).items()}
 
 
-def whole(folder: Path) -> dict[str, Blob]:
+def full_tensors(folder: Path) -> dict[str, Blob]:
     return read_rank(open_checkpoint(folder), ours.load(folder / "strategy"), 0)
 
 
@@ -67,14 +67,14 @@ def test_mindspores_rank_folders_become_what_mindspore_makes_of_them(name: str) 
 
 
 @pytest.mark.parametrize("name", ["c01_tp8_to_tp4", "c08_pp2tp2_to_tp2", "s09_pp2tp2dp2_to_tp4"])
-def test_they_become_a_checkpoint_and_the_same_bytes_again(name: str) -> None:
+def test_foreign_files_become_a_checkpoint_and_the_same_files_again(name: str) -> None:
     folder = CASES / name
     src, suffix = folder / "src", rank_files(folder / "src")[0].suffix
     transform(src=src, src_strategy=strategy(folder, "src"), dst="ours", nproc=4, shard_size=2, workers=2)
     assert verify(Path("ours")) == []
     full = read_full(folder / "full.safetensors")
     transform(src="ours", dst="single")
-    found = whole(Path("single"))
+    found = full_tensors(Path("single"))
     assert {n: found[n] for n in full} == dict(full)
     assert found.keys() - full.keys() <= {"epoch_num", "global_step", "learning_rate"}
     transform(src="ours", strategy=_with_loose(folder, "ours"), dst="back", format=suffix[1:])
@@ -139,14 +139,14 @@ def test_whole_tensors_become_a_checkpoint_and_rank_files(form: str) -> None:
     transform(src=src, dst="ours", nproc=4, shard_size=4, workers=3)
     assert verify(Path("ours")) == []
     transform(src="ours", dst="single")
-    assert whole(Path("single")) == BLOBS
+    assert full_tensors(Path("single")) == BLOBS
     Path("to.json").write_text(ours.text(TARGET, tuple(range(TARGET.stages))))
     for suffix in ("ckpt", "safetensors"):
         transform(src=src, strategy="to.json", dst=suffix, format=suffix, workers=2)
-        assert tensors(Path(suffix)) == {r: held(TARGET, r, FULL) for r in range(TARGET.grid.size)}
+        assert tensors(Path(suffix)) == {r: blobs_of_rank(TARGET, r, FULL) for r in range(TARGET.grid.size)}
         assert ours.load(Path(suffix) / "strategy.json") == TARGET
         transform(src=suffix, src_strategy=f"{suffix}/strategy.json", dst=f"{suffix}2")
-        assert whole(Path(f"{suffix}2")) == BLOBS
+        assert full_tensors(Path(f"{suffix}2")) == BLOBS
 
 
 def test_dims_that_the_source_cuts_for_operators_are_cut_over_tp() -> None:
@@ -194,7 +194,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("settings", "said"), list(REFUSED.values()), ids=list(REFUSED))
-def test_what_cannot_be_is_refused_before_anything_is_written(
+def test_impossible_transforms_are_refused_before_anything_is_written(
     settings: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved("Hugging Face")

@@ -86,7 +86,7 @@ def test_one_key_is_listed_once_and_all_lines_pasted_together_pass() -> None:
 @pytest.mark.parametrize(
     ("name", "why"), [("nonesuch", "there is no such package"), ("builtins", "it is Python's own")]
 )
-def test_what_nobody_can_trust_has_no_cure_and_does_not_take_that_of_others(name: str, why: str) -> None:
+def test_a_package_that_cannot_be_trusted_has_no_cure_and_others_keep_theirs(name: str, why: str) -> None:
     error = refused((*BASE, f"callbacks=[{{_target_: {name}.X}}, {{_target_: first_package.Diary}}]"))
     (one, other) = error.problems
     assert (one.text, one.cure) == (f"{name}.X: package '{name}' is not trusted: {why}", "")
@@ -161,7 +161,7 @@ def test_a_step_without_weights_to_work_on_gets_the_steps_that_make_them(asked: 
     assert list(compose(mended).job.steps) == steps.split(",")
 
 
-def test_what_a_missing_recipe_chooses_is_not_called_wrong(tmp_path: Path) -> None:
+def test_settings_that_depend_on_a_missing_recipe_are_not_reported(tmp_path: Path) -> None:
     words = ("recipe=gone.yaml", f"data.path={tmp_path}", "train.stepz=3")
     assert [p.key for p in refused(words).problems] == ["recipe", "train.stepz"]
 
@@ -175,7 +175,7 @@ def test_what_a_missing_recipe_chooses_is_not_called_wrong(tmp_path: Path) -> No
         ("model.lora={rank:2}", ["alpha", "modules"]),
     ],
 )
-def test_what_a_group_of_keys_has_beside_the_wrong_one_is_not_said_to_be_missing(typed: str, keys: list[str]) -> None:
+def test_keys_typed_beside_a_wrong_key_are_not_reported_as_missing(typed: str, keys: list[str]) -> None:
     """A placeholder for the wrong key once replaced everything that was typed."""
     error = refused((*BASE, "model=lm_tiny", "model.vocab_size=64", typed))
     assert sorted(p.key for p in error.problems) == [f"model.lora.{key}" for key in keys]

@@ -22,7 +22,7 @@ from launcher.extras.mindspore.merge_strategies import merged_file
 from launcher.extras.mindspore.strategy_file import form_of, read_strategy, write_strategy
 from launcher.job.compose import compose
 from launcher.job.schema.steps import Evaluate, Export, Transform
-from tests.checkpoint.saving import held
+from tests.checkpoint.saving import blobs_of_rank
 from tests.run import llama
 from tests.run.launching import BATCH, TINY, checkpoints, last, losses, run, say, shape, status, tensors
 
@@ -38,7 +38,7 @@ def test_an_export_to_hugging_face_has_their_names_and_the_files_beside_it(train
 
 
 @pytest.mark.parametrize("layout", [{"pp": 2, "shard": 2}, {}], ids=["four ranks", "one rank"])
-def test_what_went_out_to_hugging_face_comes_back_with_the_same_loss(
+def test_an_exported_hugging_face_folder_is_imported_with_the_same_loss(
     trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], layout: dict[str, int]
 ) -> None:
     folder = run(
@@ -76,7 +76,7 @@ def test_rank_folders_of_mindspore_come_in_with_their_strategy(trained: Path, tm
     plain = {n: one[n] for n in strategy.only("param").entries}
     for rank in range(4):
         (tmp_path / "ranks" / f"rank_{rank}").mkdir(parents=True)
-        pieces = held(strategy.only("param"), rank, {n: bytes(b.data) for n, b in plain.items()})
+        pieces = blobs_of_rank(strategy.only("param"), rank, {n: bytes(b.data) for n, b in plain.items()})
         specs = {n: b.spec for n, b in pieces.items()}
         write_ckpt(tmp_path / "ranks" / f"rank_{rank}" / "net-1_1.ckpt", specs, lambda n, of=pieces: [of[n].data])
     words = [f"steps.import.src={tmp_path}/ranks", f"steps.import.strategy={merged}", BATCH]

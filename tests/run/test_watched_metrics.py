@@ -146,7 +146,7 @@ def test_the_best_of_another_run_is_not_that_of_this_one(straight, tmp_path):
     ],
     ids=["early stop", "best", "no metric", "not of validations", "misspelt", "nobody says which"],
 )  # fmt: skip
-def test_what_nobody_works_out_is_refused(typed, said, cure, capsys):
+def test_watching_a_metric_that_is_never_computed_is_refused(typed, said, cure, capsys):
     words = [*TINY, *shape(), "train.steps=20", "show=plan"]
     assert main([*words, *typed]) == 2
     assert capsys.readouterr().err == (

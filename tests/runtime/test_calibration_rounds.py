@@ -26,7 +26,7 @@ def rounds(world: World) -> dict[bool, float]:
     return {what.alone: seconds for what, seconds in found.items() if isinstance(what, TimedBlock)}
 
 
-def test_it_tells_how_long_the_slowest_takes_of_those_that_are_in_it() -> None:
+def test_a_measurement_is_that_of_the_slowest_rank_taking_part() -> None:
     first, second = here(rounds, 2)
     assert first == second
     assert first[False] >= SLOW

@@ -111,11 +111,11 @@ def test_torch_need_not_be_imported() -> None:
     ],
     ids=["same", "folder", "other modules", "torch", "dirty", "no commit", "commit and module"],
 )
-def test_what_has_changed_is_told_as_before_and_now(now: CodeVersions, said: str) -> None:
+def test_changed_code_is_reported_with_both_versions(now: CodeVersions, said: str) -> None:
     assert changes(OLD, now) == said
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_record_of_versions_is_read_back_unchanged(tmp_path: Path) -> None:
     assert read(tmp_path) == ()
     both = (OLD, replace(OLD, commit=None, dirty=None, modules={}))
     (tmp_path / "versions.json").write_text(as_json(both))

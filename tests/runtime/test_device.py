@@ -45,7 +45,7 @@ def words(tree: ast.Module) -> Iterator[str]:
             yield node.name
 
 
-def test_nobody_else_names_a_kind_of_device() -> None:
+def test_only_listed_modules_name_a_kind_of_device() -> None:
     found = {
         module: sorted({w for w in words(trees()[module]) if any(name in w.lower() for name in NAMED)})
         for module in files()
@@ -68,7 +68,7 @@ def test_the_cpu_is_no_accelerator() -> None:
     device.synchronize(CPU)
 
 
-def test_what_torch_does_not_know_has_no_devices() -> None:
+def test_unknown_kinds_of_devices_have_a_count_of_zero() -> None:
     assert [device.count(kind) for kind in ("cpu", "npu", "no_such")] == [0, 0, 0]
     assert device.own_backend("no_such") is None
 
@@ -93,7 +93,7 @@ def test_a_stream_goes_on_where_it_was_and_others_are_left_out() -> None:
     assert torch.equal(torch.rand(3), want)
 
 
-def test_what_is_drawn_in_the_block_is_not_seen_after_it() -> None:
+def test_draws_in_forked_streams_do_not_change_the_streams_outside() -> None:
     before = torch.get_rng_state()
     with device.forked_streams(CPU):
         torch.rand(7)

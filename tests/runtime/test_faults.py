@@ -174,7 +174,7 @@ def test_the_whole_message_tells_what_became_of_every_rank():
     )
 
 
-def test_who_waited_in_vain_is_told_from_who_lost_its_peer():
+def test_a_timeout_is_distinguished_from_a_lost_connection():
     said = ["Timed out waiting 5000ms for recv", "Application timeout caused pair closure", "Connection reset by peer"]
     assert [raised(0, 0, RuntimeError(text)).late for text in said] == [True, True, False]
     assert not raised(0, 0, ValueError("the server timed out")).late
@@ -191,7 +191,7 @@ def test_a_signal_without_a_name_is_numbered():
     assert died(0, 0, -40).message == "was killed by signal 40"
 
 
-def test_who_looks_for_a_fault_while_it_is_written_sees_a_whole_one(tmp_path):
+def test_a_reader_never_sees_a_partly_written_fault(tmp_path):
     """Rank 0 of an outer launcher reads while others write: a truncated file would give it another error."""
     written = [fault(1, n, "boom" * 500 * (n % 2)) for n in range(100)]
     write(written[0], tmp_path)

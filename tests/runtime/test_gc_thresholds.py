@@ -38,7 +38,7 @@ print(old() is None, new() is None)
     ],
     ids=["after a start", "in a script of one's own", "which has its own mind"],
 )
-def test_what_was_there_at_the_start_is_looked_at_no_more(before, found):
+def test_objects_of_the_start_are_not_searched_by_the_garbage_collector(before, found):
     ask = ASK.format(before=before)
     assert (
         subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.split()

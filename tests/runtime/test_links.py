@@ -70,7 +70,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize(("name", "write"), WRITES.items(), ids=WRITES)
-def test_what_a_run_writes_goes_through_no_link(run, precious, name, write):
+def test_files_of_a_run_are_not_written_through_a_link(run, precious, name, write):
     (run / name).symlink_to(precious)
     with pytest.raises((RefusedFile, RequestError), match="a link, which is not followed"):
         write(run)

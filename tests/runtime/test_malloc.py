@@ -43,5 +43,5 @@ def test_steps_take_no_new_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", malloc.MALLOC_VARIABLES)
-def test_what_users_say_of_it_stands(name: str) -> None:
+def test_malloc_variables_of_the_user_are_respected(name: str) -> None:
     assert not malloc.keep_freed_memory({name: "4096"})

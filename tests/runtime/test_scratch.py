@@ -34,14 +34,14 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_it_goes_with_its_block(home):
+def test_a_scratch_folder_is_removed_with_its_block(home):
     with scratch() as folder:
         (folder / "store").touch()
         assert folder.parent == home
     assert list(home.iterdir()) == []
 
 
-def test_what_a_killed_owner_left_goes_with_the_next_and_the_living_keep_theirs(home):
+def test_scratch_folders_of_killed_processes_are_removed_and_others_stay(home):
     (home / "launcher-other").mkdir()  # of another program: nothing says who owns it
     children = [
         subprocess.Popen([sys.executable, "-c", OWNER], env={"TMPDIR": str(home)} | path(), stdout=subprocess.PIPE)

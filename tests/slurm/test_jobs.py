@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from tests.run.launching import TINY, last, losses, run, shape, status, tensors, whole
+from tests.run.launching import TINY, complete_steps, last, losses, run, shape, status, tensors
 from tests.slurm.cluster import missing, until
 
 pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.timeout(900)]
@@ -27,7 +27,7 @@ def submitted(job: Path, n: int, *more: str) -> str:
 
 
 def trained(job: Path, step: int) -> bool:
-    return (job / "metrics.jsonl").exists() and max(whole(job), default=0) >= step
+    return (job / "metrics.jsonl").exists() and max(complete_steps(job), default=0) >= step
 
 
 def is_(job: Path, state: str) -> bool:
@@ -57,7 +57,7 @@ def test_told_to_save_and_requeued_by_hand(cluster: None, tmp_path: Path) -> Non
     same(job, undisturbed(tmp_path, n), n)
 
 
-def test_its_time_is_up(cluster: None, tmp_path: Path) -> None:
+def test_a_job_at_its_time_limit_saves_and_is_requeued(cluster: None, tmp_path: Path) -> None:
     """The job requests two minutes. Slurm ends it after one or two, and sends the signal 20 s earlier."""
     job, n = tmp_path / "job", 40
     slow = "callbacks=[{_target_: tests.slurm.slow_steps.SlowSteps, seconds: 3}]"

@@ -138,7 +138,7 @@ FINE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", some(FINE))
-def test_what_is_unusual_but_right_is_certified(case: str) -> None:
+def test_unusual_but_correct_layouts_are_certified(case: str) -> None:
     parallel, changes = FINE[case]
     own = changes.get("train__precision", "fp64")
     c = certificate(parallel, Certify(precision=own), **changes)

@@ -379,7 +379,7 @@ LATE: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", some(LATE, 2))
-def test_a_bug_that_only_an_independent_reference_sees_is_caught(monkeypatch: Patch, case: str) -> None:
+def test_a_bug_that_needs_an_independent_reference_is_caught(monkeypatch: Patch, case: str) -> None:
     break_it, parallel, changes, said = LATE[case]
     break_it(monkeypatch)
     c = certificate(parallel, **changes)

@@ -90,7 +90,7 @@ def stateful(draws: bool, *more: str) -> Job:
     ],
     ids=["one rank that draws", "stages", "replicas"],
 )
-def test_what_modules_say_and_streams_of_python_and_numpy_go_on_bit_for_bit(tmp_path, ranks, job):
+def test_extra_state_and_python_and_numpy_streams_resume_bit_for_bit(tmp_path, ranks, job):
     for different, want, got in on_ranks(ranks, stopped_and_not, job, plan_job(job), tmp_path):
         assert different == []
         assert got == want
@@ -112,7 +112,7 @@ def moved(world: World, before: tuple[Job, Plan], after: tuple[Job, Plan], folde
     return told
 
 
-def test_what_modules_say_is_there_in_another_layout(tmp_path):
+def test_extra_state_of_modules_is_restored_in_another_layout(tmp_path):
     jobs = [
         stateful(False, "launch.nproc=2", "parallel.pipeline.stages=2", "parallel.pipeline.micro_batch_num=2"),
         stateful(False, "launch.nproc=2", "parallel.pipeline.stages=1", "parallel.grid.dp_replicate=2"),
@@ -123,7 +123,7 @@ def test_what_modules_say_is_there_in_another_layout(tmp_path):
         assert '["calls", 8]' in now
 
 
-def test_what_no_checkpoint_can_hold_is_refused_before_the_first_step(tmp_path):
+def test_extra_state_that_cannot_be_stored_is_refused_before_the_first_step(tmp_path):
     job = stateful(
         False, "model._target_=tests.steps.stateful_nets.Odd", "launch.nproc=1", "parallel.pipeline.stages=1"
     )

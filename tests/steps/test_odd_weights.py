@@ -69,7 +69,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("cell", some(CELLS, 2))
-def test_it_goes_on_in_any_layout_and_its_certificate_holds(cell, tmp_path):
+def test_odd_weights_resume_in_any_layout_and_are_certified(cell, tmp_path):
     layout, settings = CELLS[cell]
     more = {"checkpoint": {"every": 2, "keep": None}, "optim": {"name": "adamw", "lr": 0.01}, "train__steps": 4}
     j, alone = (net(layout=at, more=more, **settings) for at in (layout, "one"))

@@ -41,7 +41,7 @@ def test_a_file_has_what_its_row_says(kind: str) -> None:
     assert row.checks == hasattr(module, "check")
 
 
-def test_what_refuses_a_step_is_known_without_torch() -> None:
+def test_the_checks_of_verbs_import_no_torch() -> None:
     modules = [row.module for row in VERBS.values() if row.checks]
     code = f"import sys\nfor m in {modules!r}: __import__(m)\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=STEPS.parents[1])

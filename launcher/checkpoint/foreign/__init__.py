@@ -1,4 +1,4 @@
-"""Reads and writes checkpoints of other programs: Hugging Face, PEFT, torch DCP, MindSpore."""
+"""Reads checkpoints of other programs (Hugging Face, PEFT, torch DCP, MindSpore); writes all but DCP."""
 
 __all__ = [
     "hugging_face",

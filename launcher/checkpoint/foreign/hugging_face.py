@@ -166,15 +166,15 @@ def _plain(file: str) -> bool:
 
 
 RENAMED = {"embed_out.weight": "lm_head.weight"}
-"""Names that transformers changes when it reads a folder; this name is GPT-NeoX's."""
+"""Tensor names that transformers changes when it reads a folder. The only one is GPT-NeoX's."""
 WRITTEN: Mapping[str, Mapping[str, str]] = {"gpt_neox": {"lm_head": "embed_out", "": ""}}
-"""Tables for ``renamed``, by ``model_type``: the names that every version of transformers reads."""
+"""The tables for ``renamed``, by ``model_type``. They give names that all versions of transformers read."""
 COMPUTED = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|(^|\.)rotary_emb\.inv_freq$")
 """Masks and rotary frequencies that older versions saved. Models compute them; no weight has such a name."""
 
 
 def names_in_folder(theirs: Collection[str], ours: Collection[str]) -> dict[str, str]:
-    """Maps the model's names to those in a folder. ``ours`` are all names of the model.
+    """Maps the model's names to the names in a folder, ``theirs``. ``ours`` are all names of the model.
 
     The folder of a base model, such as GPT-2's, lacks the prefix that names have in a model with a head.
     """
@@ -190,9 +190,9 @@ def names_in_folder(theirs: Collection[str], ours: Collection[str]) -> dict[str,
 
 
 def written(model_type: object, theirs: Collection[str]) -> Mapping[str, str] | None:
-    """Returns the table from the model's names to those of a folder that had ``theirs``.
+    """Returns the table that maps the model's names back to those of its folder, which had ``theirs``.
 
-    ``None`` means that the names stay as they are.
+    ``None`` means that no name changes.
     """
     table = WRITTEN.get(str(model_type))
     as_they_are = any(name in theirs for name in RENAMED.values())
@@ -207,7 +207,7 @@ def unknown(theirs: Collection[str], matches: Mapping[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Form:
-    """The names that a family of models has, in a folder, for its expert block and the experts' matrices."""
+    """The names that folders of a model family use for the expert block and for the matrices of an expert."""
 
     block: str
     gate: str
@@ -220,7 +220,7 @@ FORMS = {
     "mixtral": Form("block_sparse_moe", "w1", "w3", "w2"),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3"), SEVERAL),
 }
-"""The forms by ``model_type``, of the models whose experts transformers 5 saves one by one."""
+"""The form of each ``model_type`` whose experts transformers 5 saves one by one."""
 OURS = re.compile(r"(?P<layer>.*)\.mlp\.(?P<what>experts\.gate_up_proj|experts\.down_proj|gate\.weight)")
 
 Pieces = Mapping[str, Box]
@@ -228,7 +228,7 @@ Pieces = Mapping[str, Box]
 
 
 def pieces(form: Form, name: str, shape: tuple[int, ...]) -> dict[str, Box]:
-    """Returns the pieces of the model's tensor ``name``; empty if a folder has this tensor itself.
+    """Returns the pieces of the model's tensor ``name``; empty if folders store it under this name.
 
     In ``gate_up_proj``, each expert has the rows of its gate first, then the rows of ``up``.
 
@@ -286,7 +286,10 @@ class Joined:
 
 
 def joined(source: FullTensors, model_type: object, ours: Mapping[str, TensorSpec]) -> FullTensors:
-    """Returns ``source`` with each tensor of the model ``ours`` joined of which it has all pieces."""
+    """Returns ``source`` with pieces joined to tensors of the model, whose specs are ``ours``.
+
+    A tensor is joined only if ``source`` has all of its pieces, with the right shapes and one dtype.
+    """
     specs = source.specs
     pieces_of = {n: parts for n, parts in split(model_type, ours).items() if _fits(specs, parts)}
     if not pieces_of:
@@ -341,8 +344,8 @@ def write_hf(
             are left out.
         overwrite: Replace a folder that contains only a model.
         beside: Files to copy into the folder (config, tokenizer).
-        texts: Further files to write, by name.
-        trust: The key that ``src`` must be authentic under.
+        texts: The texts of further files to write, by file name.
+        trust: The key with which ``src`` must have been written.
         averaged: Write the moving averages of weights instead of the weights.
         adapters: Adapters to add to the weights that they belong to.
         split_as: A ``model_type`` whose experts are written one by one, see ``split``.

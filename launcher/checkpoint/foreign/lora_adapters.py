@@ -75,10 +75,10 @@ def chunks(
     read_from: Mapping[str, str],
     part: Box | None = None,
 ) -> Iterator[memoryview]:
-    """Yields all bytes of a tensor, or of ``part`` of it, in order; its adapter, if it has one, is added.
+    """Yields the bytes of a tensor, or of ``part`` of it, in order, after its adapter has been added.
 
-    If ``adapters`` is ``None``, none are added; otherwise the bytes have the dtypes that ``merged`` returns.
-    ``read_from`` is the result of ``sources``.
+    If ``adapters`` is ``None``, no adapter is added; otherwise the bytes have the dtypes that ``merged``
+    returns. ``read_from`` is the result of ``sources``.
     """
     strategy = reader.checkpoint.strategy
     entry = strategy.entries[name]

@@ -67,7 +67,7 @@ def writer(
 ) -> mindspore.RankConversion:
     """Returns the conversion that writes the file of each rank.
 
-    Everything is checked first, but checksums of foreign files only if ``verify``.
+    Everything is checked first, except that checksums of foreign files are checked only if ``verify``.
     """
     if not is_foreign(src, strategy):
         if strategy is not None:

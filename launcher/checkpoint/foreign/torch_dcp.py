@@ -90,7 +90,7 @@ class _Reader(Bounded):
 
 METADATA_FILE = ".metadata"
 LONGEST_METADATA = 128 << 20
-"""The most bytes of metadata. A piece takes 140: Llama 3 70B with Adam on 256 ranks has 555 000, in 78 MB."""
+"""The most bytes of metadata. A chunk takes 140: Llama 3 70B with Adam on 256 ranks has 555 000 chunks."""
 _CLASSES = ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
             "TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")  # fmt: skip
 _PATHS = ("pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.PurePosixPath", "pathlib.PureWindowsPath",
@@ -423,7 +423,7 @@ class DcpFolder:
         return other
 
     def chunks(self, name: str) -> Iterator[memoryview]:
-        """Yields the bytes of the tensor, in order. All chunks share one buffer: use each before the next."""
+        """Yields the bytes of the tensor, in order. A chunk is valid until the next one is taken."""
         spec = self.specs[name]
         return gathered(full_box(spec.shape), spec.dtype, lambda part, out: self.fill(name, part, out))
 
@@ -468,7 +468,7 @@ class DcpFolder:
 
 
 def read_dcp(folder: Path) -> DcpFolder:
-    """Opens a folder. It reads and checks the head of every chunk of every tensor.
+    """Opens a folder, and checks the head of every chunk of every tensor.
 
     Raises ``ValueError`` naming the file and the tensor.
     """

@@ -31,8 +31,8 @@ def strategy_of_plan(plan: Plan, only_trainable: bool = False) -> Strategy:
 def strategy_to_load(plan: Plan, source: Collection[str]) -> Strategy:
     """Returns the tensors that a run of ``plan`` loads from a ``source`` with tensors of these names.
 
-    These are all tensors; if the source has no adapters, all but the adapters, which are then initialized as
-    at step 0.
+    These are all tensors of the plan. If the source has no adapters, the adapters are left out; they keep the
+    values that they have at step 0.
     """
     everything = strategy_of_plan(plan)
     adapters = {p.name for p in plan.params if p.role == "adapter"}
@@ -42,7 +42,7 @@ def strategy_to_load(plan: Plan, source: Collection[str]) -> Strategy:
 
 
 def with_left_out_tensors(target: Strategy, src: Strategy) -> Strategy:
-    """Returns ``target`` with the tensors of ``src`` that a strategy may leave out.
+    """Returns ``target``, completed with those tensors of ``src`` that a strategy may leave out.
 
     A buffer or an untrained parameter belongs to the stages that have the other tensors of its module; each
     rank of these stages has the full tensor. An optimizer state has the layout of its parameter. If its shape
@@ -128,7 +128,7 @@ def target_strategy(src: Strategy, *, nproc: int, stages: int, shard_size: int, 
     """Lays the tensors of ``src`` out over ``stages`` pipeline stages, each of ``nproc // stages`` ranks.
 
     Stages are merged but never cut, because cutting one requires the model: source stage ``s`` goes to stage
-    ``s * stages // source stages``. A tied tensor of several source stages goes to the stage of each.
+    ``s * stages // source stages``. A tied tensor of several source stages goes with each of them.
     ``shard_size`` ranks cut dim 0 of the tensors that the source cuts along any dim; if it cuts none, they
     cut parameters and optimizer states of at least 64 KiB. ``tp`` ranks cut the dims that the source cuts for
     tensor parallelism. Raises ``RequestError``.

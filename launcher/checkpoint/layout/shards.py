@@ -100,7 +100,7 @@ def _cuts(n: int, axes: tuple[tuple[int, int], ...]) -> DimBounds:
 
 @dataclass(frozen=True)
 class SavedShard:
-    """A box that ``rank`` saved, the lowest rank that holds it. Readers read it from this rank only."""
+    """A box, and the rank that saved it: the lowest rank that holds it. Readers read it from there only."""
 
     rank: int
     box: Box
@@ -235,7 +235,7 @@ def _times(a: Overlaps, b: Overlaps) -> Overlaps:
 
 
 STEPS = 32
-"""The most visits in ``_overlap`` per piece. A grid takes two per dim; other pieces can take any number."""
+"""The most visits in ``_overlap`` per piece. Pieces of a grid take two per dim; others may take many more."""
 
 
 class _Uneven(Exception):

@@ -167,8 +167,8 @@ def _integer(value: Any) -> int:
 def _check_stages(parts: Sequence[StageStrategy], count: int) -> None:
     """Raises ``ValueError`` if a stage is missing.
 
-    It runs before any other loop over stages: files may claim any number of stages, but once it has returned
-    there are no more than they list.
+    This runs before any other loop over stages. A file may claim any number of stages, but after this check
+    each of them is listed in a file, so their number is bounded.
     """
     listed = {stage for part in parts for stage in part.stages}
     missing = list(islice((stage for stage in range(count) if stage not in listed), MOST_LISTED + 1))
@@ -183,7 +183,8 @@ def _check_home(part: StageStrategy) -> None:
     for name, entry in part.strategy.entries.items():
         home = list(stages(entry.layout))
         if not {*part.stages} & {*home}:
-            raise ValueError(f"{part.origin}: {name} belongs to stages {home}, which this file is not for")
+            own = f"this file is for stages {list(part.stages)}"
+            raise ValueError(f"{part.origin}: {name} belongs to stages {home}, but {own}")
 
 
 def _check_listed(part: StageStrategy, strategy: Strategy, origin: dict[str, str]) -> None:

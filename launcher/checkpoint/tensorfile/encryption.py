@@ -66,7 +66,7 @@ class Encryptor:
     def finish(self) -> None:
         if self._plain:
             self._flush()
-        assert self._at == sealed_size(self._size), (self._at, self._size)
+        assert self._at == encrypted_size(self._size), (self._at, self._size)
 
     def _flush(self) -> None:
         self._block(bytes(self._plain))
@@ -78,7 +78,7 @@ class Encryptor:
 
     def _put(self, data: bytes) -> None:
         view = memoryview(data)
-        with named_errors(self._path, sealed_size(self._size)):
+        with named_errors(self._path, encrypted_size(self._size)):
             while view:
                 done = os.pwrite(self._fd, view, self._at)
                 self._at, view = self._at + done, view[done:]
@@ -96,8 +96,8 @@ class EncryptedFile:
             head = file.read(HEAD + TAG)
             size = os.fstat(file.fileno()).st_size
 
-        # it must be an encrypted file of this key
-        if not is_sealed(head):
+        # the file must be encrypted with this key
+        if not is_encrypted(head):
             raise ValueError(f"{path}: it is not encrypted, but the manifest says that it is")
         if len(head) < HEAD + TAG:
             raise ValueError(
@@ -110,7 +110,7 @@ class EncryptedFile:
         self._aead = _aead(key, self._head[len(MAGIC) + ID : -WORD])
         self._open(_HEAD_NONCE, tag, "its head")
         self.size = int.from_bytes(self._head[-WORD:], "little")
-        expected = sealed_size(self.size)
+        expected = encrypted_size(self.size)
         if expected != size:
             cut = "truncated" if size < expected else "bytes were added"
             raise ValueError(f"{path}: {cut}: its header says {expected} bytes, but it has {size}")
@@ -150,16 +150,16 @@ def check_key(path: Path, key: bytes) -> None:
 
 def _check_key(path: Path, head: bytes, key: bytes) -> None:
     used, mine = head[len(MAGIC) : len(MAGIC) + ID], key_id(key)
-    if is_sealed(head) and used != mine:
+    if is_encrypted(head) and used != mine:
         raise ValueError(f"{path}: wrong key: it is encrypted with key {used.hex()}, this is {mine.hex()}")
 
 
-def is_sealed(head: bytes) -> bool:
+def is_encrypted(head: bytes) -> bool:
     """Returns true if a file that starts with ``head`` is encrypted in this format."""
     return head.startswith(MAGIC)
 
 
-def sealed_size(plain: int) -> int:
+def encrypted_size(plain: int) -> int:
     """Returns the size of an encrypted file for ``plain`` bytes of plain text."""
     return HEAD + TAG + plain + -(-plain // BLOCK) * TAG
 
@@ -194,7 +194,7 @@ def _nonce(number: int) -> bytes:
 
 
 ANOTHER = "LAUNCHER_CHECKPOINT_KEY"
-"""An environment variable for the place of the key, if it has moved since the checkpoint was written."""
+"""The environment variable that says where the key is, if it has moved since the checkpoint was written."""
 KEY_SIZE = 32  # bytes of an AES-256 key
 FORMS = "env:NAME (an environment variable) or file:PATH"
 

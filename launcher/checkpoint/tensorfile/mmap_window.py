@@ -23,7 +23,7 @@ class Window:
     """Reads many files of any size and keeps about ``2 * CHUNK`` bytes of them resident in this process."""
 
     def __init__(self, key: bytes | None = None) -> None:
-        """With a ``key``, the files are encrypted; decrypted bytes stay in memory until they are copied."""
+        """``key``: the key of encrypted files. Decrypted bytes stay in memory until they are copied."""
         self._encrypted = None if key is None else lru_cache(maxsize=OPEN_ENCRYPTED)(partial(_encrypted, key))
         self._map = lru_cache(maxsize=OPEN)(mapped)
         self._touched: dict[int, mmap.mmap] = {}

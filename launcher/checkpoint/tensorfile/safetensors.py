@@ -19,7 +19,7 @@ import xxhash
 
 from launcher.checkpoint.tensorfile import watched_folder
 from launcher.checkpoint.tensorfile.disk import WriteBehind, named_errors, now, reserve, start
-from launcher.checkpoint.tensorfile.encryption import EncryptedFile, Encryptor, is_sealed, sealed_size
+from launcher.checkpoint.tensorfile.encryption import EncryptedFile, Encryptor, encrypted_size, is_encrypted
 from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.untrusted.files import DIMS, LONGEST_TEXT, brief, opened, parsed, without_collection
@@ -153,7 +153,7 @@ def read_header(path: Path, key: bytes | None = None) -> Header:
 
 def _read(path: Path, file: BinaryIO, size: int, sealed: EncryptedFile | None) -> Header:
     head = file.read(8)
-    if is_sealed(head):
+    if is_encrypted(head):
         raise ValueError(
             f"{path}: it is encrypted: give the checkpoint folder, whose manifest says where the key is"
         )
@@ -274,7 +274,7 @@ class FileWriter:
         """With a ``key``, the file is encrypted, and its bytes must be written in order."""
         self.path = path
         head, self.header = arrange(specs, metadata)
-        self.size = self.header.size if key is None else sealed_size(self.header.size)
+        self.size = self.header.size if key is None else encrypted_size(self.header.size)
         self._do = now if behind is None else behind.do
         self._handed_over = 0  # the kernel has been told to write the bytes up to here to disk
         self._sealer: Encryptor | None = None

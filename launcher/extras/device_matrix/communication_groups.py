@@ -10,8 +10,11 @@ from launcher.extras.device_matrix.resolve import Sharding, StageSharding
 from launcher.extras.device_matrix.sharded_graph import ShardedGraph, gathered, moves, reduced
 
 
-def meeting_ranks(sharding: Sharding, stages: Iterable[int]) -> tuple[Rows, ...]:
-    """Returns each distinct set of rows that the virtual stages ``stages`` of one pipeline rank need."""
+def collective_rows(sharding: Sharding, stages: Iterable[int]) -> tuple[Rows, ...]:
+    """Returns the rows of all collectives in the virtual stages ``stages`` of one pipeline rank, each once.
+
+    Rows of one rank need no process group and are left out.
+    """
     all_rows = (
         rows for s in stages for rows in _stage_rows(sharding.stages[s], last=s == len(sharding.stages) - 1)
     )
@@ -37,7 +40,10 @@ def _step_rows(plan: Redistribution) -> Iterator[Rows]:
 
 
 def _inside(graph: ShardedGraph) -> Iterator[Rows]:
-    """Yields the rows of collectives inside of operators, over the axes of one letter or of several."""
+    """Yields the rows of collectives inside of operators.
+
+    A collective is over the axes that cut one letter of the operator's rule, or all letters of one kind.
+    """
     for rule, strategy in zip(graph.rules, graph.strategies, strict=True):
         if rule is None or not rule.kernel:
             continue

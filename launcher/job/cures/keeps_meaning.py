@@ -19,8 +19,8 @@ WEIGHT_SOURCES = {"train", "load", "import"}
 def kept(problem: Problem, origins: Origins, late: bool) -> bool:
     """Return true if the cure keeps what the user has set, or moves it to the nearest possible value.
 
-    A value that is valid by itself (``late``) but conflicts with others is never changed: any of them may be
-    the one that was meant. Otherwise it is safe to set the key itself to a new value, or to move an unknown
+    ``late``: each value is valid by itself but conflicts with others. Then none of them may change, because
+    the user may mean any of them. Otherwise a cure may set the key itself to a new value, or move an unknown
     key elsewhere.
     """
     changes = list(settings(shlex.split(problem.cure)))
@@ -65,13 +65,13 @@ def _kept(key: str, new: Any, origins: Origins) -> bool:
     if old is None or old == new or not _set_by_user(key, origins):
         return True
 
-    # a cure may add steps, but none for weights that the request does not train, load or save
+    # a cure may add steps, but not to a request that would neither train, load, import nor save weights
     if key == "steps" and isinstance(old, dict) and isinstance(new, list):
         worth = bool(WEIGHT_SOURCES & set(new)) or "save" in old
         return set(old) <= set(new) and (set(old) == set(new) or worth)
 
-    # a number may change to a near one, a misspelled word to the right one, a folder to a path in it, and a
-    # list to any list
+    # a number may change to one of up to twice or half its size, a misspelled word to the right one, a folder
+    # to a path in it, and a list to any list
     if isinstance(old, bool) or isinstance(new, bool) or new is None:
         return False
     if isinstance(old, int | float) and isinstance(new, int | float):

@@ -12,7 +12,7 @@ from launcher.job.schema.base import Count, Flag, Index, Number, Settings, Switc
 
 
 class RankFault(Settings):
-    """A fault of a rank of the plan's grid in an optimizer step, counted from 1."""
+    """A fault of one rank of the plan's grid in one optimizer step; steps count from 1."""
 
     rank: Index
     step: Count
@@ -25,7 +25,7 @@ class SlowRank(RankFault):
 
 
 class NodeFault(Settings):
-    """A fault of all ranks of a node, in an optimizer step, counted from 1."""
+    """A fault of all ranks of one node in one optimizer step; steps count from 1."""
 
     node: Index
     step: Count

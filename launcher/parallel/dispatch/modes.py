@@ -1,4 +1,4 @@
-"""Base of the dispatch modes that observe a forward, with cached metadata."""
+"""The base class of dispatch modes that observe a forward, and functions that these modes share."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def draws(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def batched(t: Any) -> bool:
-    """Return true if ``t`` is a wrapper of ``torch.vmap`` or the like: it has no memory or use outside."""
+    """Return true if ``torch.vmap`` or another transform wraps ``t``: it has no memory, no use outside."""
     return isinstance(t, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
@@ -64,7 +64,7 @@ def sparse_parts(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Give new floating-point tensors ``dtype``."""
+    """Set the dtype of new floating-point tensors for the block."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -76,7 +76,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 PLAIN_TYPES = frozenset(
     {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
 )
-"""Common classes of leaves."""
+"""Common classes of leaves, which are recognized without a look at torch's registry of containers."""
 
 
 def tree_leaves(tree: Any) -> list[Any]:
@@ -131,9 +131,10 @@ PLACES: tuple[tuple[str, Any], ...] = (
 
 
 class Surroundings:
-    """Everything that calls of modules depend on besides arguments and state, as it is at creation.
+    """A record of what a call of a module depends on besides its arguments and state.
 
-    This is the modes, the dual level, the functions of torch, and the forwards of the model's classes.
+    It contains the active modes, the dual level, the functions of torch, and the forwards of the model's
+    classes, all as they are when the record is made.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -147,7 +148,7 @@ class Surroundings:
         self._level = forward_ad._current_level
 
     def entered(self) -> str:
-        """Return what the user's code has entered or replaced since the creation, or "" for nothing."""
+        """Describe what the user's code has entered or replaced since the record was made; "" if nothing."""
         for mode in _modes():
             if _is_users(type(mode)) and all(mode is not m for m in self._modes):
                 return f"the mode {type(mode).__name__}"

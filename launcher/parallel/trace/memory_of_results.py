@@ -1,8 +1,8 @@
-"""Finds results of modules that share memory with tensors of their caller, and later changes of these.
+"""Finds results of modules that share memory with tensors of the caller, and later changes of these tensors.
 
-FSDP2 passes new tensors to a module with sharded weights, for inputs that need a gradient, and copies its
-results that are views. So a later change of a result in place does not change the input, nor the other way
-round. An attribute that is set on one of them is not set on the other.
+For a module with sharded weights, FSDP2 replaces each input that needs a gradient by a new tensor, and copies
+each result that is a view. So a later change of a result in place does not change the input, nor the other
+way round. An attribute that is set on one of them is not set on the other.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ PLAIN = (
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two tensors that share memory when ``module`` ends, and how often it was written before."""
+    """Two tensors that share memory when ``module`` ends.
+
+    ``versions``: how often each had been written by then. ``attributes``: the attributes that each had then.
+    """
 
     module: str
     one: Tensor
@@ -46,7 +49,7 @@ class _Pair:
 
 
 class MemoryOfResults:
-    """Records modules by the memory of their results.
+    """Records modules that sharded weights could change, because of the memory of their results.
 
     Attributes:
         changed: modules whose result shares memory with an input or with another result, if one of the two
@@ -95,7 +98,7 @@ class MemoryOfResults:
         self.changed |= dict.fromkeys(p.module for p in self._pairs if t is p.one or t is p.two)
 
     def settle(self) -> None:
-        """Compare, at the end of the forward."""
+        """Record the modules whose tensors have changed since; called at the end of the forward."""
         with torch._C.DisableTorchFunction():  # a trace does not record what this reads
             for p in self._pairs:
                 if self._versions(p.one, p.two) != p.versions and _overlap(p.one, p.two):
@@ -164,6 +167,6 @@ def _leads_to_tensors(value: Any) -> bool:
 def _referents(value: Any) -> list[Any]:
     if isinstance(value, Tensor):
         return []
-    if isinstance(value, FunctionType):  # not the variables of its file
+    if isinstance(value, FunctionType):  # without its globals
         return [value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__]
     return gc.get_referents(value)

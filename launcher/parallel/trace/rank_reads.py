@@ -1,4 +1,4 @@
-"""Detects code of a model that queries the processes it runs in: how many, which, their groups."""
+"""Detects code of a model that queries its rank, the number of ranks, or their process groups."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _REPORT: ContextVar[Callable[[str], None] | None] = ContextVar("report", default
 
 @contextmanager
 def world_reads(report: Callable[[str], None]) -> Iterator[None]:
-    """Call ``report`` with each query by a model's code while entered.
+    """Call ``report`` with each query that a model's code makes in the block.
 
     A query is a text such as ``torch.distributed.get_rank()``. Reads of the environment are reported by the
     callers of ``ask``.
@@ -77,7 +77,7 @@ def _called_function() -> str | None:
         module = str(frame.f_globals.get("__name__", ""))
         if module == DISTRIBUTED or module.startswith(f"{DISTRIBUTED}."):
             name = frame.f_code.co_name
-            if name == "<module>":  # it is being imported, and keeps no result for the model
+            if name == "<module>":  # the query is part of an import, and the model does not get its result
                 return None
             called = called if name in ("wrapper", "WORLD") or name[0] == "_" else f"{DISTRIBUTED}.{name}"
         elif module not in BETWEEN:
@@ -89,7 +89,7 @@ def _called_function() -> str | None:
 
 
 def _is_imported(frame: Any) -> bool:
-    """Return true if ``frame`` runs while a package is imported: no model gets what the package reads."""
+    """Return true if ``frame`` runs during the import of a package: the model does not get the result."""
     while frame is not None and frame.f_code.co_filename.startswith(INSTALLED):
         if frame.f_code.co_name == "<module>":
             return True

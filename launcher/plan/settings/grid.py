@@ -154,7 +154,7 @@ def _grid(job: Job, engine: EngineChoice, notes: list[Note], problems: list[Prob
     # the other ranks are data-parallel: copies of the model, each sharded
     dp = world // (pp * tp)
     shard = shard or dp
-    notes += hsdp.worked_out(job, shard)
+    notes += hsdp.shard_size_notes(job, shard)
     if dp % shard:
         problems.append(hsdp.indivisible(job, world, dp, shard))
         shard = gcd(dp, shard)  # continue, so that independent problems are reported too

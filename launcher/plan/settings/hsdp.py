@@ -45,7 +45,7 @@ def shards(job: Job, problems: list[Problem]) -> int | None:
     return hsdp.shard_size if hsdp.shard_size > 0 else requested
 
 
-def worked_out(job: Job, shard: int) -> list[Note]:
+def shard_size_notes(job: Job, shard: int) -> list[Note]:
     """Returns a note on the size that ``shard_size: -1`` resolves to."""
     hsdp = job.parallel.hsdp
     if hsdp is None or hsdp.shard_size != -1:

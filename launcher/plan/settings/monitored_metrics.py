@@ -12,7 +12,7 @@ from launcher.job.schema.objective import figure
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.setting import Setting
 from launcher.plan.values.text import many
-from launcher.plan.verbs import of_best, verb
+from launcher.plan.verbs import reads_best, verb
 
 STOP, BEST = "train.early_stop", "checkpoint.best"
 WORDS = ("accuracy", "perplexity")
@@ -55,7 +55,7 @@ def _cure(job: Job, key: str, metric: str, known: Sequence[str]) -> str:
 def _unknown(job: Job) -> Iterator[Problem]:
     """Yields problems for steps that read the best checkpoint although ``checkpoint.best`` is not set."""
     for name, step in job.steps.items():
-        if job.checkpoint.best is None and of_best(step):
+        if job.checkpoint.best is None and reads_best(step):
             text = "best: without checkpoint.best no checkpoint is recorded as the best"
             yield Problem(f"steps.{name}.{verb(step).source}", text, f"{BEST}=val_loss")
 

@@ -16,9 +16,9 @@ TOGETHER = 4
 That is a little more than the longer of the two.
 """
 FLASH_BACKWARD = 0.8
-"""The speed of attention's backward, as a share of its forward's: it waits more."""
+"""The speed of attention's backward as a share of the speed of its forward: the backward waits more."""
 TWICE = {"all_reduce": 2.0}
-"""How often the bytes of a collective pass a ring, if not once."""
+"""How often the bytes pass the ring, for collectives whose bytes pass it more than once."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Speeds:
         return kernels * self.cluster.kernels.launch_us / 1e6
 
     def _product(self, p: Product) -> float:
-        if 0 in (p.m, p.n, p.k):  # of a tensor without elements
+        if 0 in (p.m, p.n, p.k):  # a tensor without elements
             return 0.0
         short = self.cluster.kernels.small * (1 / p.m + 1 / p.n + 1 / p.k)
         return max(p.flops / (self.peak * self.efficiency) * (1 + short), p.nbytes / self.memory)

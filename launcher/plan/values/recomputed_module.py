@@ -28,7 +28,7 @@ class Recomputed:
 
     @property
     def by_operation(self) -> tuple[str, ...]:
-        """The kinds of ``keep`` because of which all kept results are kept operation by operation."""
+        """The kinds in ``keep`` that require that all kept results are kept operation by operation."""
         return tuple(kind for kind in self.keep if kind in BY_OPERATION)
 
     @property

@@ -38,7 +38,7 @@ def follow(timeout_s: Seconds) -> int:
     """Follows rank 0's instructions on any other rank; returns the exit code.
 
     Rank 0 reports failures, which are also in ``errors/``. ``timeout_s`` returns how long rank 0 may take to
-    arrive; it is called if that takes long.
+    arrive; it is called only if rank 0 is late.
     """
     at = outer_place()
     try:

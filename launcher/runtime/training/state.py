@@ -39,7 +39,7 @@ Described = tuple[str, str, tuple[int, ...] | None, str]
 
 @dataclass(frozen=True)
 class State:
-    """One tensor of the optimizer's state, or the moving average of a parameter, with the same layout.
+    """One tensor of the optimizer's state for a parameter, or the moving average of a parameter.
 
     ``name``: its name in a checkpoint; ``placed`` and ``param``: this rank's parameter that it belongs to.
     """
@@ -88,7 +88,7 @@ def strategy(s: Session, optimizer_states: Sequence[State]) -> Strategy:
 
     Every rank calls this: the ranks agree on which states exist.
     """
-    # collect what each rank has, and its shape if that is not the parameter's
+    # collect the states of all ranks
     every = all_gather({x.name: x.described for x in optimizer_states}, dict[str, Described])
 
     placed = {p.name: p.layout for p in s.plan.params}
@@ -158,7 +158,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     """
     checkpoint = open_checkpoint(folder, s.trust)
 
-    # a checkpoint without adapters that the model has: load its weights, but no optimizer state
+    # the model has adapters and the checkpoint has none: load its weights, but no optimizer state
     begins = strategy_to_load(s.plan, checkpoint.strategy.named)
     if len(begins.entries) < len(strategy_of_plan(s.plan).entries):
         mine = {n: t for n, t in tensors(s, []).items() if n in begins.entries}
@@ -219,7 +219,7 @@ def _averages_of(saved: Strategy) -> Strategy:
 
 
 def _blank(s: Session, saved: Strategy) -> list[State]:
-    """Tensors for the saved states of this rank's parameters; a user's optimizer is not queried for them."""
+    """New tensors for the saved states of this rank's parameters; the optimizer's own state is not read."""
     keys: dict[str, list[tuple[str, Entry]]] = {}
     for name, entry in saved.only("optim").entries.items():
         key, _, param = name.removeprefix("optim.").partition(".")
@@ -340,7 +340,10 @@ def same_copies(s: Session) -> None:
 
 
 def prime(s: Session) -> None:
-    """Makes the optimizer create its state with one step of zero rate and gradients; no weight changes."""
+    """Makes the optimizer create its state: it takes a step with learning rate and gradients of zero.
+
+    Weights that this step changes are restored.
+    """
     if s.optimizer.state:
         return
 

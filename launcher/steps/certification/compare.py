@@ -325,7 +325,7 @@ class Judge:
         self._data, self._device, self._prepare = data, device, prepare
         self._buffers = {p.name for p in plan.params if p.buffer}
         # relative to the norm: a difference below one rounding of the norm is not an error
-        self._floor = torch.finfo(models.kept(self.job.train.precision)).eps / copy.tolerance
+        self._floor = torch.finfo(models.weight_dtype(self.job.train.precision)).eps / copy.tolerance
         self._usual = 0.0
         """The largest norm of a step whose samples were not chosen."""
         self._trained = set[str]()
@@ -375,10 +375,10 @@ class Judge:
         plain = models.state(models.construct(self.job, self.job.seed))
         made = {n: t for n, t in (got.tensors | dict(others)).items() if n in plain}
         precision = self.job.train.precision
-        plain = models.kept_as(made, plain, precision)
+        plain = models.in_dtypes_of_run(made, plain, precision)
 
         def construct(n: int) -> Mapping[str, Tensor]:
-            return models.kept_as(
+            return models.in_dtypes_of_run(
                 made, models.state(models.construct(self.job, self.job.seed + n)), precision
             )
 
@@ -386,7 +386,7 @@ class Judge:
         complaints = initial_weights.complaints(plain, construct, made)
         for name in {p.name for p in self.plan.params} & plain.keys() - made.keys():
             complaints.setdefault(name, "is missing")
-        exact = models.kept_as(made, exact, precision)
+        exact = models.in_dtypes_of_run(made, exact, precision)
         # gathered 8-bit and unsigned values are wider, without loss
         for name in unlike(((n, t.to(exact[n].dtype)) for n, t in made.items() if n in exact), exact):
             complaints.setdefault(name, "differs from a plain construction with the same draws")

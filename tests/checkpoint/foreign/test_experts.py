@@ -62,7 +62,7 @@ def test_any_part_of_experts_is_read_from_the_matrices_of_each(model_type: str) 
             assert np.array_equal(read(source, name, part), full[there])
 
 
-def test_an_expert_that_is_not_there_leaves_all_as_it_is() -> None:
+def test_experts_are_not_joined_if_one_matrix_is_missing() -> None:
     tensors = folder("mixtral")
     del tensors["model.layers.1.block_sparse_moe.experts.2.w3.weight"]
     specs = joined(blobs(tensors), "mixtral", OURS).specs
@@ -70,7 +70,7 @@ def test_an_expert_that_is_not_there_leaves_all_as_it_is() -> None:
     assert "model.layers.1.block_sparse_moe.experts.0.w1.weight" in specs
 
 
-def test_what_is_written_is_what_a_folder_has() -> None:
+def test_tensors_are_split_into_the_names_that_folders_have() -> None:
     for model_type in ("mixtral", "qwen3_moe"):
         made = split(model_type, OURS)
         assert {p for parts in made.values() for p in parts} | {*OURS} - {*made} == {*folder(model_type)}

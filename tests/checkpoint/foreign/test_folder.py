@@ -91,7 +91,7 @@ class Evil:
         return os.mkdir, (str(self.path),)
 
 
-def test_what_a_pickle_asks_to_run_is_not_run(tmp_path: Path) -> None:
+def test_a_function_that_a_metadata_pickle_calls_is_not_run(tmp_path: Path) -> None:
     folder = saved(tmp_path / "d", {"w": torch.ones(3)})
     path = folder / ".metadata"
     path.write_bytes(pickle.dumps(Evil(tmp_path / "harm")))
@@ -100,7 +100,7 @@ def test_what_a_pickle_asks_to_run_is_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "harm").exists()
 
 
-def test_nor_is_what_the_pickle_of_a_tensor_asks_for(tmp_path: Path) -> None:
+def test_a_function_that_the_pickle_of_a_tensor_calls_is_not_run(tmp_path: Path) -> None:
     folder = saved(tmp_path / "d", {"w": torch.ones(3)})
     file = next(folder.glob("*.distcp"))
     raw = file.read_bytes()
@@ -124,7 +124,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_no_plain_data_is_refused(case: str) -> None:
+def test_a_pickle_of_anything_but_plain_data_is_refused(case: str) -> None:
     assert refusal(lambda: read(BAD[case], {"m.Record": Record})).startswith("not a pickle of plain data (")
 
 
@@ -158,7 +158,7 @@ class _AsOlderPythonsDo:
         return getattr, (torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT")
 
 
-def test_what_python_3_11_2_writes_of_an_enumeration_is_harmless() -> None:
+def test_enumeration_members_that_python_3_11_2_pickled_are_read() -> None:
     found = read(pickle.dumps(_AsOlderPythonsDo()), KNOWN_METADATA)
     assert isinstance(found, Record)
     assert found.args == (Record, "TORCH_CONTIGUOUS_FORMAT")

@@ -18,7 +18,7 @@ def test_a_folder_of_a_base_model_is_without_its_prefix() -> None:
     assert names_in_folder([*bare.values()], GPT2 + HEAD) == bare
 
 
-def test_gpt_neox_calls_its_head_otherwise() -> None:
+def test_the_head_of_a_gpt_neox_folder_has_another_name() -> None:
     assert names_in_folder(["gpt_neox.embed_in.weight", "embed_out.weight"], ["gpt_neox.embed_in.weight", *HEAD]) == {
         "gpt_neox.embed_in.weight": "gpt_neox.embed_in.weight",
         "lm_head.weight": "embed_out.weight",
@@ -34,7 +34,7 @@ def test_gpt_neox_is_written_as_its_folder_is() -> None:
     assert written("llama", ["embed_out.weight"]) is None
 
 
-def test_a_name_that_is_there_is_not_given_to_another_tensor() -> None:
+def test_a_name_that_a_folder_already_has_is_not_given_to_another_tensor() -> None:
     both = ["embed_out.weight", *HEAD]
     found = names_in_folder(both, HEAD)
     assert found == {"lm_head.weight": "lm_head.weight"}

@@ -77,7 +77,7 @@ def test_a_shard_is_at_most_its_size(src: Path, tmp_path: Path, size: int | str,
         assert write_hf(src, tmp_path / "hf", max_shard_size=size).files == count
 
 
-def test_what_the_table_does_not_match_is_an_error_or_left_out_and_listed(src: Path, tmp_path: Path) -> None:
+def test_names_without_a_row_are_refused_or_left_out_and_listed(src: Path, tmp_path: Path) -> None:
     table = {"embed": "model.embed_tokens"}
     text = (
         "names: no row of the table matches layer.weight, layer.mean; "

@@ -23,7 +23,7 @@ from launcher.checkpoint.full_tensors import Blobs
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import files, filled, held, save, small
+from tests.checkpoint.saving import blobs_of_rank, files, filled, save, small
 
 
 def model() -> Strategy:
@@ -114,5 +114,5 @@ def test_a_rank_reads_its_pieces_however_many_buffers_they_fill() -> None:
     src = Blobs({n: Blob.of(e.dtype, e.layout.shape, full[n]) for n, e in target.entries.items()})
     for rank in range(grid.size):
         found = dict(read.pieces_of_rank(src, target, rank))
-        assert found == held(target, rank, full)
+        assert found == blobs_of_rank(target, rank, full)
         assert all(blob.data.nbytes > BUFFER for blob in found.values())

@@ -21,7 +21,9 @@ BELOW = (
 PLACE = "steps.import.names: x: the model has no place for"
 
 
-def told(names: list[str], table: NameTable, *, strict: bool = True, spec: TensorSpec | None = None) -> list[str]:
+def problem_texts(
+    names: list[str], table: NameTable, *, strict: bool = True, spec: TensorSpec | None = None
+) -> list[str]:
     specs = dict.fromkeys(names, spec or TensorSpec((), "float32"))
     return [str(p) for p in problems("steps.import", "x", specs, table, MODEL, strict=strict)]
 
@@ -85,13 +87,13 @@ def told(names: list[str], table: NameTable, *, strict: bool = True, spec: Tenso
         "too many",
     ],
 )
-def test_names_that_do_not_fit_come_with_the_way_out(names: list[str], texts: list[str]) -> None:
-    assert told(names, None) == texts
+def test_names_that_do_not_match_the_model_are_listed_with_a_cure(names: list[str], texts: list[str]) -> None:
+    assert problem_texts(names, None) == texts
 
 
-def test_everything_wrong_with_a_table_is_said_at_once_each_at_its_row() -> None:
+def test_every_problem_of_a_table_is_reported_at_once_at_its_row() -> None:
     table = {"wte": "embed", "w2": "embed", "n": "layers.0.attn_norm", "b": "bias", "gone": "layers.1", "h": None}
-    assert told(["wte.weight", "w2.weight", "n.weight", "b.weight", "h.weight", "odd"], table) == [
+    assert problem_texts(["wte.weight", "w2.weight", "n.weight", "b.weight", "h.weight", "odd"], table) == [
         "steps.import.names.w2: wte.weight and w2.weight would both become embed.weight; "
         "set one to null to leave it out",
         "steps.import.names: no row of the table matches odd of x; add rows, with null to leave a tensor out "
@@ -106,7 +108,7 @@ def test_everything_wrong_with_a_table_is_said_at_once_each_at_its_row() -> None
 
 def test_names_that_are_ours_already_need_no_table() -> None:
     own = "x: it has no tensor for the model's embed.weight; these are the model's own names, which need no table"
-    assert told(["embed.weight", *NORMS], {"layers": "layers"}) == [
+    assert problem_texts(["embed.weight", *NORMS], {"layers": "layers"}) == [
         "steps.import.names: no row of the table matches embed.weight of x; add rows, with null to leave a tensor out "
         "(try: steps.import.names=null)",
         f"steps.import.names: {own} (try: steps.import.names=null)",
@@ -114,25 +116,25 @@ def test_names_that_are_ours_already_need_no_table() -> None:
 
 
 def test_a_row_for_another_model_does_no_harm() -> None:
-    assert told(["embed.weight", *NORMS], {"": "", "lm_head": "head"}) == []
+    assert problem_texts(["embed.weight", *NORMS], {"": "", "lm_head": "head"}) == []
 
 
-def test_without_strict_what_has_no_place_is_left_out() -> None:
-    assert told(["embed.weight", *NORMS, "bias"], None, strict=False) == []
-    assert told(["embed.weight", *NORMS, "bias"], {"embed": "embed", "layers": "layers"}, strict=False) == []
+def test_without_strict_tensors_that_the_model_lacks_are_left_out() -> None:
+    assert problem_texts(["embed.weight", *NORMS, "bias"], None, strict=False) == []
+    assert problem_texts(["embed.weight", *NORMS, "bias"], {"embed": "embed", "layers": "layers"}, strict=False) == []
 
 
-def test_other_shapes_and_dtypes_that_cannot_be_cast_are_told() -> None:
+def test_different_shapes_and_dtypes_that_cannot_be_cast_are_reported() -> None:
     few = ["embed.weight", *NORMS[:1]]
-    assert told(few, None, spec=TensorSpec((), "bfloat16"))[1:] == []
-    assert told(few, None, spec=TensorSpec((2,), "float32"))[1:] == [
+    assert problem_texts(few, None, spec=TensorSpec((), "bfloat16"))[1:] == []
+    assert problem_texts(few, None, spec=TensorSpec((2,), "float32"))[1:] == [
         "steps.import.src: x: embed.weight is float32[2], the model's embed.weight is float32[]; "
         "layers.0.attn_norm.weight is float32[2], the model's layers.0.attn_norm.weight is float32[]"
     ]
-    assert told(few[:1], None, spec=TensorSpec((), "int64"))[1:] == [
+    assert problem_texts(few[:1], None, spec=TensorSpec((), "int64"))[1:] == [
         "steps.import.src: x: embed.weight is int64[], the model's embed.weight is float32[]"
     ]
 
 
-def test_a_row_that_leaves_no_name_is_told() -> None:
-    assert told(["embed"], {"embed": ""}) == ["steps.import.names: embed: it gives embed an empty name"]
+def test_a_row_that_gives_an_empty_name_is_reported() -> None:
+    assert problem_texts(["embed"], {"embed": ""}) == ["steps.import.names: embed: it gives embed an empty name"]

@@ -23,7 +23,7 @@ from launcher.extras.mindspore.merge_strategies import merged_file
 from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.plan.values.layout import Box
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import files, filled, held, write_file
+from tests.checkpoint.saving import blobs_of_rank, files, filled, write_file
 from tests.extras.mindspore.small_net import net
 
 TARGET = net(4, 2)
@@ -61,7 +61,7 @@ def mindspore_file(home: Path) -> FullTensors:
 def mindspore_ranks(home: Path) -> FullTensors:
     cut = net(2, 2)
     for rank in range(cut.grid.size):
-        pieces = held(cut, rank, FULL)
+        pieces = blobs_of_rank(cut, rank, FULL)
         (home / f"rank_{rank}").mkdir()
         path = home / f"rank_{rank}" / "net-1_1.ckpt"
         write_ckpt(path, {n: b.spec for n, b in pieces.items()}, lambda n, of=pieces: [of[n].data])  # type: ignore[misc]

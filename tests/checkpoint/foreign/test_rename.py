@@ -43,6 +43,6 @@ def test_a_table_that_does_not_work_is_refused(table: Table, names: list[str], t
     assert refusal(lambda: renamed(names, table)) == text
 
 
-def test_what_is_left_out_is_told() -> None:
+def test_left_out_and_unmatched_names_are_reported() -> None:
     found = renamed(["a.w", "rot.f", "x"], {"rot": None, "a": "a"}, strict=False)
     assert found == Renamed({"a.w": "a.w"}, ("rot.f",), ("x",))

@@ -21,7 +21,7 @@ def test_the_target_is_the_grid_in_the_order_of_a_job() -> None:
     )
 
 
-def test_stages_are_merged_and_what_was_cut_is_cut_again() -> None:
+def test_merging_stages_cuts_the_tensors_that_the_source_cuts() -> None:
     assert at(target_strategy(small(), nproc=3, stages=1, shard_size=3)) == {
         "embed.weight": (("dp_shard",), (0,)),
         "layer.weight": (("dp_shard",), (0,)),
@@ -40,7 +40,7 @@ def test_a_tied_tensor_goes_to_every_stage_that_it_belongs_to() -> None:
     assert at(got) == {"w": ((), (0, 1)), "v": ((), (1,)), "step": ((), (0, 1))}
 
 
-def test_of_an_uncut_source_the_large_tensors_are_cut() -> None:
+def test_if_the_source_is_uncut_only_its_large_parameters_are_sharded() -> None:
     grid = Grid.of(rank=1)
     layouts = {"large": (256, 64), "small": (255, 64), "mean": (256, 64), "count": ()}
     src = Strategy(grid, {n: Entry(Layout(grid, s, ((),) * len(s)), "float32", "buffer" if n == "mean" else "param")
@@ -51,7 +51,7 @@ def test_of_an_uncut_source_the_large_tensors_are_cut() -> None:
     }  # fmt: skip
 
 
-def test_one_shard_is_no_shard() -> None:
+def test_a_shard_size_of_one_cuts_no_tensor() -> None:
     got = target_strategy(small(), nproc=2, stages=2, shard_size=1)
     assert {e.layout.axes for e in got.entries.values()} == {()}
 
@@ -77,7 +77,7 @@ def test_every_problem_of_a_target_is_listed(words: dict[str, int], texts: list[
     assert [str(p) for p in caught.value.problems] == texts
 
 
-def test_one_rank_in_words_has_the_layouts_of_single() -> None:
+def test_a_target_of_one_rank_has_the_layouts_of_single() -> None:
     words, plain = target_strategy(small(), nproc=1, stages=1, shard_size=1), single(small())
     assert {n: e.layout.box(0) for n, e in words.entries.items()} == {
         n: e.layout.box(0) for n, e in plain.entries.items()

@@ -105,7 +105,7 @@ def test_shapes_that_differ_are_named() -> None:
     assert str(caught.value) == "the strategies do not match:\n  w: shape [4] in the source, [5] in the destination"
 
 
-def test_single_is_everything_whole_on_one_rank() -> None:
+def test_single_puts_every_full_tensor_on_one_rank() -> None:
     got = single(small())
     assert got.grid.size == 1
     assert {n: e.layout.axes for n, e in got.entries.items()} == dict.fromkeys(small().entries, ())

@@ -144,7 +144,7 @@ def test_a_tied_tensor_that_one_of_its_stages_does_not_list_is_named(tmp_path: P
 def test_a_tensor_in_the_file_of_a_stage_that_does_not_hold_it_is_named(tmp_path: Path) -> None:
     _, b = dump(small(), tmp_path)
     edited(b, '"at": {"pp": [1]}, "kind": "buffer"', '"at": {"pp": [0]}, "kind": "buffer"')
-    assert load_refusal(tmp_path) == f"{b}: layer.mean belongs to stages [0], which this file is not for"
+    assert load_refusal(tmp_path) == f"{b}: layer.mean belongs to stages [0], but this file is for stages [1]"
 
 
 @pytest.mark.parametrize(

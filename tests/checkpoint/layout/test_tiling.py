@@ -22,7 +22,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_no_whole_is_said(case: str) -> None:
+def test_boxes_that_do_not_tile_a_tensor_are_explained(case: str) -> None:
     shape, boxes, text = WRONG[case]
     assert untiled(shape, boxes) == text
 

@@ -21,13 +21,13 @@ from launcher.checkpoint.tensorfile.encryption import (
     TAG,
     EncryptedFile,
     Encryptor,
+    encrypted_size,
     key_id,
-    sealed_size,
 )
 from launcher.checkpoint.tensorfile.safetensors import Blob, read_header
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
-from tests.checkpoint.saving import Full, filled, held, save
+from tests.checkpoint.saving import Full, blobs_of_rank, filled, save
 
 KEY, OTHER = bytes(range(32)), bytes(32)
 GRID = Grid((("dp_shard", 2),))
@@ -52,29 +52,32 @@ def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Full]
 def written(final: Path, full: Full) -> None:
     plan, rng = strategy(), {"rng": Blob.of("uint8", (2,), b"ab")}
     records = [
-        write_rank(partial(final), rank, plan, held(plan, rank, full), rng, "env:CHECKPOINT_KEY") for rank in range(2)
+        write_rank(partial(final), rank, plan, blobs_of_rank(plan, rank, full), rng, "env:CHECKPOINT_KEY")
+        for rank in range(2)
     ]
     commit(partial(final), final, records, {"step": 1})
 
 
-def whole(folder: Path) -> Full:
+def full_tensors(folder: Path) -> Full:
     found = open_checkpoint(folder)
     return {name: bytes(b.data) for name, b in read_rank(found, single(found.strategy), 0).items()}
 
 
 def refusal(folder: Path) -> str:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is what is tested
-        whole(folder)
+        full_tensors(folder)
     return str(caught.value)
 
 
-def test_what_is_encrypted_comes_back_in_any_layout(sealed: tuple[Path, Full], tmp_path: Path) -> None:
+def test_an_encrypted_checkpoint_is_read_transformed_and_exported_unchanged(
+    sealed: tuple[Path, Full], tmp_path: Path
+) -> None:
     folder, full = sealed
-    assert whole(folder) == full
+    assert full_tensors(folder) == full
     assert verify(folder) == []
     assert bytes(read_extra(open_checkpoint(folder), 1)["rng"].data) == b"ab"
     transform(folder, tmp_path / "one", single(strategy()))
-    assert whole(tmp_path / "one") == full
+    assert full_tensors(tmp_path / "one") == full
     assert open_checkpoint(tmp_path / "one").key == KEY
     export(folder, tmp_path / "full.safetensors")
     header = read_header(tmp_path / "full.safetensors")
@@ -94,7 +97,7 @@ def test_no_byte_of_a_tensor_and_no_key_is_on_the_disk(sealed: tuple[Path, Full]
     assert repr(KEY) not in repr(open_checkpoint(folder))
 
 
-def test_another_key_is_named_as_such(sealed: tuple[Path, Full], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_key_is_named_by_its_id(sealed: tuple[Path, Full], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = sealed
     monkeypatch.setenv("CHECKPOINT_KEY", OTHER.hex())
     text = (
@@ -127,7 +130,7 @@ def test_a_file_of_another_checkpoint_with_the_same_key_is_named(sealed: tuple[P
         shutil.copy(other / f"rank_{rank}/model.safetensors", path)
         assert refusal(folder) == f"{path}: {text}"
         assert f"{path}: {text}" in verify(folder)
-    assert whole(other) != full
+    assert full_tensors(other) != full
 
 
 def test_two_machines_with_two_keys_at_one_place_are_noticed_when_it_is_written(
@@ -136,7 +139,9 @@ def test_two_machines_with_two_keys_at_one_place_are_noticed_when_it_is_written(
     final, plan, full, records = tmp_path / "checkpoint", strategy(), filled(strategy()), []
     for rank, key in enumerate((OTHER, KEY)):
         monkeypatch.setenv("CHECKPOINT_KEY", key.hex())
-        records.append(write_rank(partial(final), rank, plan, held(plan, rank, full), None, "env:CHECKPOINT_KEY"))
+        records.append(
+            write_rank(partial(final), rank, plan, blobs_of_rank(plan, rank, full), None, "env:CHECKPOINT_KEY")
+        )
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is what is tested
         commit(partial(final), final, records, {"step": 1})
     path = partial(final) / "rank_0/model.safetensors"
@@ -145,7 +150,7 @@ def test_two_machines_with_two_keys_at_one_place_are_noticed_when_it_is_written(
     assert not final.exists()
 
 
-def test_a_transform_gives_it_another_key_and_encrypts_what_was_not(
+def test_transform_and_import_encrypt_with_the_requested_key(
     sealed: tuple[Path, Full], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, full = sealed
@@ -157,11 +162,11 @@ def test_a_transform_gives_it_another_key_and_encrypts_what_was_not(
                 key="env:NEW")  # fmt: skip
     monkeypatch.delenv("CHECKPOINT_KEY")
     for name in ("new", "sealed", "imported"):
-        assert whole(tmp_path / name) == full
+        assert full_tensors(tmp_path / name) == full
         assert open_checkpoint(tmp_path / name).key == OTHER
 
 
-def test_a_key_that_has_moved_is_found_where_the_variable_says(
+def test_an_environment_variable_says_where_a_moved_key_is(
     sealed: tuple[Path, Full], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder, full = sealed
@@ -173,10 +178,10 @@ def test_a_key_that_has_moved_is_found_where_the_variable_says(
     )
     (tmp_path / "key").write_bytes(KEY)
     monkeypatch.setenv(ANOTHER, f"file:{tmp_path}/key")
-    assert whole(folder) == full
+    assert full_tensors(folder) == full
     transform(folder, tmp_path / "one", single(strategy()))
     monkeypatch.delenv(ANOTHER)
-    assert whole(tmp_path / "one") == full
+    assert full_tensors(tmp_path / "one") == full
 
 
 def flipped(data: bytes, at: int) -> bytes:
@@ -203,7 +208,7 @@ TAMPERED = {
 
 
 @pytest.mark.parametrize(("change", "told"), TAMPERED.values(), ids=TAMPERED)
-def test_what_was_tampered_with_is_named(change, told, sealed: tuple[Path, Full]) -> None:
+def test_a_file_that_was_tampered_with_is_named(change, told, sealed: tuple[Path, Full]) -> None:
     folder, _ = sealed
     path = folder / "rank_0/model.safetensors"
     path.write_bytes(change(path.read_bytes()))
@@ -221,11 +226,11 @@ def made(path: Path, plain: bytes, key: bytes = KEY) -> Path:
 
 
 @pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
-def test_any_stretch_is_the_plain_text_again(size: int, tmp_path: Path) -> None:
+def test_any_range_of_an_encrypted_file_decrypts_to_its_plain_text(size: int, tmp_path: Path) -> None:
     plain = random.Random(size).randbytes(size)
     path = made(tmp_path / "a", plain)
     file = EncryptedFile(path, KEY)
-    assert path.stat().st_size == sealed_size(size)
+    assert path.stat().st_size == encrypted_size(size)
     assert file.size == size
     assert file.read(0, size) == plain
     for start, stop in ((size // 3, size // 2), (max(0, size - 2), size), (0, min(5, size))):
@@ -247,14 +252,14 @@ def test_a_file_cut_short_or_grown_is_named(tmp_path: Path) -> None:
         assert str(caught.value) == f"{path}: {told}"
 
 
-def test_a_block_of_another_file_does_not_open(tmp_path: Path) -> None:
+def test_a_block_of_another_file_cannot_be_decrypted(tmp_path: Path) -> None:
     a, b = made(tmp_path / "a", bytes(BLOCK)), made(tmp_path / "b", bytes(BLOCK))
     a.write_bytes(a.read_bytes()[:FIRST] + b.read_bytes()[FIRST:])
     with pytest.raises(ValueError, match="block 0 cannot be decrypted with the key"):
         EncryptedFile(a, KEY).read(0, 1)
 
 
-def test_an_encrypted_file_alone_says_what_it_is(sealed: tuple[Path, Full]) -> None:
+def test_the_header_of_an_encrypted_file_alone_is_refused_with_a_hint(sealed: tuple[Path, Full]) -> None:
     path = sealed[0] / "rank_0/model.safetensors"
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is what is tested
         read_header(path)

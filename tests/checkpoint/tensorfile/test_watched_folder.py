@@ -96,7 +96,7 @@ def test_nothing_is_written_where_the_folder_was(run, happens, write):
     assert listed(run.parent) == before
 
 
-def test_what_was_not_completed_is_not_deleted_where_the_folder_was(run):
+def test_an_incomplete_checkpoint_is_not_deleted_from_a_replaced_run_folder(run):
     with watched(run):
         replace(run)
         discard(run / "checkpoints")

@@ -70,7 +70,7 @@ def read(settings: Chat) -> tuple[list[int], list[int]]:
     return inputs[0, :last].tolist(), targets[0, :last].tolist()
 
 
-def asked(settings: Chat) -> list[str]:
+def request_words(settings: Chat) -> list[str]:
     return [
         "recipe=chat_lm_pp2", f"data.path={settings.path}", "data.tokenizer=file", "data.val_fraction=0",
         f"data.tokenizer_file={settings.tokenizer_file}", "data.seq_len=64", "train.steps=2", "steps=[train]",

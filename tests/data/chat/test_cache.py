@@ -13,7 +13,7 @@ from launcher.data.chat import tokens
 from launcher.data.chat.template import chat_tokenizer
 from launcher.data.chat.tokens import ROWS, in_memory
 from launcher.data.prepare.progress import ProgressReporter
-from tests.data.chat.chats import CHATML, TURNS, asked, messages, written
+from tests.data.chat.chats import CHATML, TURNS, messages, request_words, written
 
 
 def test_many_processes_make_what_one_makes(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -65,10 +65,10 @@ def test_bad_tables(
     other = settings.model_copy(update={"path": "t.parquet"})
     monkeypatch.chdir(tmp_path)
     parquet.write_table(pa.table({"text": ["a"], "id": [1]}), "t.parquet")
-    assert main([*asked(other), "show=plan"]) == 2
+    assert main([*request_words(other), "show=plan"]) == 2
     told = f"data.path = {other.path}: a row must have 'messages', or 'prompt' and 'completion' (columns: text, id)\n"
     assert told in capsys.readouterr().err
     parquet.write_table(pa.table({"prompt": ["a", "b"], "completion": ["c", None]}), "t.parquet")
-    assert main([*asked(other), "show=plan"]) == 2
+    assert main([*request_words(other), "show=plan"]) == 2
     why = "a row must have 'messages', or 'prompt' and 'completion' (keys: prompt)"
     assert f"data.path = {other.path}: row 2: {why}; data.on_bad=skip" in capsys.readouterr().err

@@ -25,10 +25,10 @@ from tests.data.chat.chats import (
     MARKED,
     MISTRAL,
     TURNS,
-    asked,
     expected,
     messages,
     read,
+    request_words,
     written,
 )
 from tests.run.launching import losses, shape
@@ -55,7 +55,7 @@ SHAPES: dict[str, tuple[str, list[tuple[str, bool]]]] = {
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_what_the_assistant_says_is_learned(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_only_the_assistants_tokens_have_targets(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     template, parts = SHAPES[kind]
     inputs, targets = read(written(tmp_path, template, [messages()]))
     want = expected(tokenizer, parts)
@@ -72,9 +72,7 @@ def test_a_template_of_its_own_file(tokenizer: Tokenizer, tmp_path: Path) -> Non
     assert read(own)[1] == expected(tokenizer, SHAPES["mistral"][1])[1]
 
 
-def test_blanks_are_learned_and_nothing_is_cut_whatever_comes_with_the_tokenizer(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_truncation_and_padding_settings_of_a_tokenizer_are_ignored(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """In GPT-2 and Llama 3 a token of blanks has no offsets; a saved tokenizer may truncate and pad."""
     parts = [("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", False), ("  a:   1\n    2<|im_end|>", True)]
     inputs, targets = expected(tokenizer, parts)
@@ -114,7 +112,7 @@ def test_a_template_has_the_tools_and_the_filters_of_transformers(tokenizer: Tok
     assert read(written(tmp_path, shown + CHATML, [row])) == (want[0], want[1])
 
 
-def test_what_is_too_long(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_conversation_that_is_too_long_is_cut_or_skipped(tokenizer: Tokenizer, tmp_path: Path) -> None:
     settings = written(tmp_path, CHATML, [messages(), messages(TURNS[:2])])
     inputs, targets = expected(tokenizer, SHAPES["chatml"][1])
     length = len(inputs) - 4
@@ -185,7 +183,7 @@ def test_a_bad_row_is_named_or_left_out(
     settings = written(tmp_path, CHATML, [messages()])
     path = Path(str(settings.path))
     path.write_text(path.read_text() + line + "\n")
-    words = asked(settings)
+    words = request_words(settings)
     assert main([*words, "show=plan"]) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
@@ -208,7 +206,7 @@ def test_rows_of_another_known_form_are_told_with_a_command_that_rewrites_them(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = written(tmp_path, CHATML, [OTHERS[form]])
-    assert main([*asked(settings), "show=plan"]) == 2
+    assert main([*request_words(settings), "show=plan"]) == 2
     said = capsys.readouterr().err
     assert f"a row in {form} form; " in said
     assert "on_bad" not in said
@@ -249,7 +247,7 @@ def test_rows_of_another_known_form_are_told_with_a_command_that_rewrites_them(
     ],
     ids=["raises", "rewrites", "asks otherwise", "fails", "changes what is marked"],
 )  # fmt: skip
-def test_a_template_that_cannot_say_what_is_learned(
+def test_a_template_that_does_not_mark_the_assistants_tokens_is_refused(
     template: str,
     turns: list[tuple[str, str]],
     why: str,
@@ -258,25 +256,25 @@ def test_a_template_that_cannot_say_what_is_learned(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings = written(tmp_path, template, [messages(turns)])
-    assert main([*asked(settings), "show=plan"]) == 2
+    assert main([*request_words(settings), "show=plan"]) == 2
     assert f"  data.path: {settings.path}:1: {why}\n    set by" in capsys.readouterr().err  # skipped, so no row is left
 
 
-def test_tokenizers_and_templates_that_are_none(
+def test_files_that_are_no_tokenizer_or_no_template_are_refused(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = written(tmp_path, "{% for m in messages %}", [messages()])
-    assert main([*asked(settings), "show=plan"]) == 2
+    assert main([*request_words(settings), "show=plan"]) == 2
     assert "data.tokenizer_file: not a template: Unexpected end of template." in capsys.readouterr().err
     settings = written(tmp_path, "", [messages()])
-    assert main([*asked(settings), "show=plan"]) == 2
+    assert main([*request_words(settings), "show=plan"]) == 2
     assert (
         f"data.path: {settings.path}:1: it has messages, but the tokenizer has no chat template; give "
         "data.template=FILE\n"
     ) in capsys.readouterr().err
     settings = written(tmp_path, CHATML, [messages()])
     size = tokenizer.get_vocab_size()
-    words = [*asked(settings), "data.vocab_size=200", "show=plan"]
+    words = [*request_words(settings), "data.vocab_size=200", "show=plan"]
     assert main(words) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
@@ -284,10 +282,10 @@ def test_tokenizers_and_templates_that_are_none(
         "    set by: data.vocab_size=200 (command line)\n"
         f"    try:    data.vocab_size={size}\n"
     )
-    assert main([*asked(settings), "model.vocab_size=100", "show=plan"]) == 2
+    assert main([*request_words(settings), "model.vocab_size=100", "show=plan"]) == 2
     assert f"model.vocab_size: 100 are too few for the {size} tokens of data chat" in capsys.readouterr().err
     (tmp_path / "rows.jsonl").write_text("\n")
-    assert main([*asked(settings), "show=plan"]) == 2
+    assert main([*request_words(settings), "show=plan"]) == 2
     assert f"data.path: {settings.path}: it has no rows" in capsys.readouterr().err
 
 
@@ -295,7 +293,7 @@ def test_a_bad_row_far_down_ends_the_run_by_its_line(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = written(tmp_path, CHATML, [messages()] * 60 + [{"messages": []}])
-    assert main([*asked(settings), f"run_dir={tmp_path}/run"]) == 1
+    assert main([*request_words(settings), f"run_dir={tmp_path}/run"]) == 1
     assert capsys.readouterr().err.splitlines()[0] == (
         f"error: data.path: {settings.path}:61: 'messages' is not a list of messages; "
         "data.on_bad=skip leaves out bad rows and counts them"
@@ -306,7 +304,7 @@ def test_where_no_row_is_left_nothing_starts(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = written(tmp_path, CHATML, [{"messages": []}] * 3)
-    words = [*asked(settings), "data.on_bad=skip", f"run_dir={tmp_path}/run"]
+    words = [*request_words(settings), "data.on_bad=skip", f"run_dir={tmp_path}/run"]
     first = f"{settings.path}:1: 'messages' is not a list of messages"
     assert main(words) == 2
     assert f"  data.path: none of its rows can be trained on: {first}\n" in capsys.readouterr().err

@@ -48,7 +48,7 @@ def no_callbacks():
 
 
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
-def test_one_without_end_is_a_bad_row(source):
+def test_a_template_that_does_not_terminate_makes_a_bad_row(source):
     limits, handler = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)
     template = ChatTemplate(source, {})
     began = time.monotonic()
@@ -60,12 +60,12 @@ def test_one_without_end_is_a_bad_row(source):
 
 
 @pytest.mark.parametrize("source", ["{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}", "{{ " + "-" * 50_000 + "1 }}"])
-def test_one_that_is_nested_too_deeply_is_no_template(source):
+def test_a_template_that_is_nested_too_deeply_is_refused(source):
     with pytest.raises(ValueError, match="not a template: nested too deeply"):
         ChatTemplate(source, {}).compile()
 
 
-def test_what_is_computed_while_it_is_compiled_ends_too():
+def test_computation_during_the_compilation_of_a_template_is_limited_too():
     began = time.monotonic()
     with pytest.raises(ValueError, match="not a template: more than 2 s"):
         ChatTemplate("{{ [1] | slice(1000000000) | list | length }}", {}).compile()

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from launcher.__main__ import main
 from launcher.data.chat.samples import open_chat
-from tests.data.chat.chats import CHATML, TURNS, asked, messages, written
+from tests.data.chat.chats import CHATML, TURNS, messages, request_words, written
 
 
 def test_several_conversations_in_a_sample(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -37,11 +37,11 @@ def test_several_conversations_in_a_sample(tokenizer: Tokenizer, tmp_path: Path)
     assert {*found} == want
 
 
-def test_what_packed_conversations_need(
+def test_best_fit_packing_is_refused_where_documents_cannot_be_kept_apart(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = written(tmp_path, CHATML, [messages()] * 9)
-    words = [*asked(settings), "data.packing=best_fit", "show=plan"]
+    words = [*request_words(settings), "data.packing=best_fit", "show=plan"]
     assert main(words) == 0
     assert (
         "data.packing=best_fit: applied, full conversations, several in a sample if they fit, each kept apart;"

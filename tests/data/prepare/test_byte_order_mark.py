@@ -36,7 +36,7 @@ def files(tmp_path) -> dict[str, Path]:
 
 @pytest.mark.parametrize("how", ["bytes", "file", "bpe"])
 @pytest.mark.parametrize("cached", [False, True], ids=["by each process", "once"])
-def test_both_roads_leave_it_out(tmp_path, files, how, cached):
+def test_text_and_prepare_omit_a_byte_order_mark(tmp_path, files, how, cached):
     more = {"tokenizer": how, "vocab_size": 600 if how != "bytes" else 256, "val_fraction": 0.0, "seq_len": 4}
     if how == "file":
         more["tokenizer_file"] = str(tokenizer(tmp_path))
@@ -62,7 +62,7 @@ def test_both_roads_leave_it_out(tmp_path, files, how, cached):
     assert theirs[:-1] == alone
 
 
-def test_the_first_of_json_lines_may_have_one(tmp_path):
+def test_the_first_json_line_may_begin_with_a_byte_order_mark(tmp_path):
     row = json.dumps({"text": "words"})
     (tmp_path / "a.jsonl").write_text(f"{MARK}{row}\n{row}\n", encoding="utf-8")
     prepared(src=str(tmp_path / "a.jsonl"), dst=str(tmp_path / "d"), tokenizer="bytes")

@@ -21,7 +21,7 @@ KEY = "steps.prepare"
 READ = ".txt, .text, .jsonl, .ndjson, .json (one object per line), each also with .gz or .zst, .parquet, .arrow"
 
 
-def found(tmp_path: Path, **settings) -> list[str]:
+def problem_texts(tmp_path: Path, **settings) -> list[str]:
     """The problems, with paths relative to the folder of the test."""
     asked = {"src": str(tmp_path / "a.jsonl"), "dst": str(tmp_path / "out"), "tokenizer": "bytes", **settings}
     if "tokenizer_file" in settings:
@@ -61,23 +61,23 @@ FILES = {
 def test_a_file_that_cannot_be_prepared_is_named_with_why(tmp_path, case):
     file, text = FILES[case]
     if file is None:
-        assert found(tmp_path) == [f"steps.prepare.src: {text}"]
+        assert problem_texts(tmp_path) == [f"steps.prepare.src: {text}"]
         return
     (tmp_path / file[0]).write_bytes(file[1])
-    assert found(tmp_path, src=str(tmp_path / file[0])) == [f"steps.prepare.src: {text}"]
+    assert problem_texts(tmp_path, src=str(tmp_path / file[0])) == [f"steps.prepare.src: {text}"]
 
 
 def test_every_file_of_a_folder_is_looked_at_and_of_kinds_that_are_read(tmp_path):
     (tmp_path / "in").mkdir()
-    assert found(tmp_path, src=str(tmp_path / "in"))[0].startswith("steps.prepare.src: ")
+    assert problem_texts(tmp_path, src=str(tmp_path / "in"))[0].startswith("steps.prepare.src: ")
     (tmp_path / "in/README.md").write_text("no data")
     for name in "ab":
         (tmp_path / f"in/{name}.jsonl").write_text('{"no": 1}\n')
-    texts = found(tmp_path, src=str(tmp_path / "in"))
+    texts = problem_texts(tmp_path, src=str(tmp_path / "in"))
     assert [text.partition(" no key")[0] for text in texts] == [
         "steps.prepare.src: in/a.jsonl:1:", "steps.prepare.src: in/b.jsonl:1:"
     ]  # fmt: skip
-    assert found(tmp_path, src=str(tmp_path / "in"), on_bad="skip") == []
+    assert problem_texts(tmp_path, src=str(tmp_path / "in"), on_bad="skip") == []
 
 
 @pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow is not installed")
@@ -88,59 +88,61 @@ def test_a_table_has_the_column_and_it_has_text(tmp_path):
     src = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"id": [1], "content": ["a"]}), src)
     text = "steps.prepare.src: a.parquet: no column 'text' (columns: id, content) (try: steps.prepare.field=content)"
-    assert found(tmp_path, src=str(src)) == [text]
-    assert found(tmp_path, src=str(src), field="id") == [
+    assert problem_texts(tmp_path, src=str(src)) == [text]
+    assert problem_texts(tmp_path, src=str(src), field="id") == [
         "steps.prepare.src: a.parquet: column 'id' has int64, not text (try: steps.prepare.field=content)"
     ]
     double = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
     parquet.write_table(double, src)
     text = "steps.prepare.src: a.parquet: 2 columns are named 'text': rename all but the one to read"
-    assert found(tmp_path, src=str(src)) == [text]
+    assert problem_texts(tmp_path, src=str(src)) == [text]
     src.write_bytes(src.read_bytes()[:-20])
-    assert found(tmp_path, src=str(src))[0].startswith("steps.prepare.src: a.parquet: cannot be read: Parquet magic")
+    assert problem_texts(tmp_path, src=str(src))[0].startswith(
+        "steps.prepare.src: a.parquet: cannot be read: Parquet magic"
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "head", "need"), [("a.parquet", b"PAR1", "pyarrow"), ("a.txt.zst", b"\x28\xb5\x2f\xfd", "zstandard")]
 )
-def test_what_is_not_installed_is_said_with_what_to_install(tmp_path, monkeypatch, name, head, need):
+def test_a_missing_package_is_reported_with_the_command_that_installs_it(tmp_path, monkeypatch, name, head, need):
     monkeypatch.setattr(corpus_formats, "find_spec", lambda module: None)
     (tmp_path / name).write_bytes(head)
     text = f"the package {need}, which reads it, is not installed: {install_command('data')}"
-    assert found(tmp_path, src=str(tmp_path / name))[0] == f"steps.prepare.src: {name}: {text}"
+    assert problem_texts(tmp_path, src=str(tmp_path / name))[0] == f"steps.prepare.src: {name}: {text}"
 
 
-def test_it_must_be_known_which_token_ends_a_document(tmp_path):
+def test_an_unknown_end_of_document_token_is_refused(tmp_path):
     file = tokenizer(tmp_path)
     jsonl(tmp_path / "a.jsonl", ["a"])
-    assert found(tmp_path, tokenizer_file=str(file)) == []
-    assert found(tmp_path, tokenizer_file=str(file), end_of_document="<eos>") == [
+    assert problem_texts(tmp_path, tokenizer_file=str(file)) == []
+    assert problem_texts(tmp_path, tokenizer_file=str(file), end_of_document="<eos>") == [
         f"steps.prepare.end_of_document: <eos>: tokenizer.json has no such token; its special tokens: {END}"
     ]
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"eos_token": "</s>"}))
     text = "null: tokenizer_config.json names </s>, which tokenizer.json lacks"
-    assert found(tmp_path, tokenizer_file=str(file)) == [
+    assert problem_texts(tmp_path, tokenizer_file=str(file)) == [
         f"steps.prepare.end_of_document: {text}; its special tokens: {END}"
     ]
     config.unlink()
     text = "null: tokenizer.json has no tokenizer_config.json with an eos_token beside it"
     text += "; name the token that ends a document"
-    assert found(tmp_path, tokenizer_file=str(file)) == [
+    assert problem_texts(tmp_path, tokenizer_file=str(file)) == [
         f"steps.prepare.end_of_document: {text}; its special tokens: {END}"
     ]
     file.write_text("{}")
-    assert found(tmp_path, tokenizer_file=str(file))[0].startswith(
+    assert problem_texts(tmp_path, tokenizer_file=str(file))[0].startswith(
         "steps.prepare.tokenizer_file: tokenizer.json: not a"
     )
 
 
-def test_what_is_there_is_not_replaced(tmp_path):
+def test_a_folder_that_prepare_did_not_make_is_not_replaced(tmp_path):
     jsonl(tmp_path / "a.jsonl", ["a"])
     (tmp_path / "out").mkdir()
-    assert found(tmp_path) == []
+    assert problem_texts(tmp_path) == []
     (tmp_path / "out/mine").write_text("")
-    assert found(tmp_path, overwrite=True) == [
+    assert problem_texts(tmp_path, overwrite=True) == [
         "steps.prepare.dst: out: it is not empty, but prepare did not make it; give another folder"
     ]
 
@@ -151,7 +153,7 @@ def test_a_folder_whose_manifest_somebody_edited_is_not_replaced(tmp_path, manif
     assert main(words) == 0
     (tmp_path / "out/prepared.json").write_text(manifest)
     why = "it is not empty, but prepare did not make it; give another folder"
-    assert found(tmp_path, overwrite=True) == [f"steps.prepare.dst: out: {why}"]
+    assert problem_texts(tmp_path, overwrite=True) == [f"steps.prepare.dst: out: {why}"]
     assert main(words) == 2
 
 
@@ -159,26 +161,26 @@ def test_tokens_of_another_corpus_or_of_other_settings_are_refused_before_anythi
     src = jsonl(tmp_path / "a.jsonl", ["one", "two"])
     words = [f"src={src}", f"dst={tmp_path}/out", "tokenizer=bytes", "workers=1"]
     assert main(words) == 0
-    assert found(tmp_path) == []
+    assert problem_texts(tmp_path) == []
 
     # other settings, and the same settings for another corpus
     way = "name another folder, or set steps.prepare.overwrite=true to replace it"
     text = f"steps.prepare.dst: out: it was made from another corpus, or with other settings; {way}"
-    assert found(tmp_path, shard_tokens=7) == [text]
+    assert problem_texts(tmp_path, shard_tokens=7) == [text]
     jsonl(src, ["one", "six"])
-    assert found(tmp_path) == [text]
-    assert found(tmp_path, overwrite=True) == []
+    assert problem_texts(tmp_path) == [text]
+    assert problem_texts(tmp_path, overwrite=True) == []
 
     # a plan does not read a large corpus: it compares only what is cheap
     monkeypatch.setattr("launcher.data.prepare.prepare.READ_BY_PLAN", 1)
-    assert found(tmp_path) == []
-    assert found(tmp_path, shard_tokens=7) == [text]
+    assert problem_texts(tmp_path) == []
+    assert problem_texts(tmp_path, shard_tokens=7) == [text]
     jsonl(src, ["one", "seven"])
-    assert found(tmp_path) == [text]
+    assert problem_texts(tmp_path) == [text]
     assert main(words) == 2
 
 
-def test_the_command_says_all_of_it_at_once_with_cures_that_it_takes(tmp_path, capsys):
+def test_the_command_reports_all_problems_at_once_with_cures_that_it_accepts(tmp_path, capsys):
     jsonl(tmp_path / "a.jsonl", ["a"])
     (tmp_path / "a.jsonl").write_text('{"text": 1}\n{"text": "a"}')
     words = [f"src={tmp_path}/a.jsonl", f"dst={tmp_path}/a.jsonl", "tokenizer=bytes"]
@@ -203,7 +205,7 @@ def test_the_command_says_all_of_it_at_once_with_cures_that_it_takes(tmp_path, c
     assert "on_bad: error" in capsys.readouterr().out
 
 
-def test_the_step_is_one_of_a_run(tmp_path, capsys):
+def test_prepare_runs_as_a_step_of_a_run(tmp_path, capsys):
     file, src = tokenizer(tmp_path), jsonl(tmp_path / "a.jsonl", ["one", "two"])
     words = ["recipe=lm_single", "steps=[prepare]", f"{KEY}.src={src}", f"{KEY}.dst={tmp_path}/out"]
     words += [f"{KEY}.tokenizer_file={file}", f"{KEY}.workers=1", f"run_dir={tmp_path}/run"]

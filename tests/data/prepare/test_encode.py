@@ -51,13 +51,13 @@ def test_any_documents_have_the_tokens_that_tokenizers_alone_gives(name, texts):
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-def test_so_has_a_long_document_that_is_encoded_in_pieces(name, monkeypatch):
+def test_a_document_that_is_encoded_in_pieces_has_the_tokens_of_tokenizers(name, monkeypatch):
     monkeypatch.setattr(encode, "PIECE", 5000)
     whole = TOKENIZERS[name].encode(TEXT[:200_000], add_special_tokens=False)
     assert ENCODERS[name]([TEXT[:200_000]], end=True).tolist() == [*whole.ids, 0]
 
 
-def test_so_have_a_normalizer_and_a_prefix():
+def test_a_normalizer_and_a_prefix_space_give_the_tokens_of_tokenizers():
     lower, prefix = (Tokenizer.from_str(TRAINED) for _ in range(2))
     lower.normalizer = normalizers.Lowercase()
     prefix.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)

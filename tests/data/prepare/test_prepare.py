@@ -118,7 +118,7 @@ def test_bytes_and_byte_pairs_that_are_trained_here_need_no_file(tmp_path):
     assert tokens(tmp_path / "bpe") == expected(tmp_path / "bpe/tokenizer.json", texts)
 
 
-def test_what_is_bad_is_named_with_its_line_or_left_out_and_counted(tmp_path):
+def test_a_bad_line_is_named_by_its_number_or_skipped_and_counted(tmp_path):
     file, src = tokenizer(tmp_path), tmp_path / "a.jsonl"
     lines = [
         b'{"text": "one"}', b'{"text": ', b"[1]", b'{"other": 1}', b'{"text": null}', b'{"text": "\xff"}',
@@ -216,7 +216,7 @@ def test_a_start_after_a_kill_goes_on_behind_whole_files_to_the_same_bytes(tmp_p
     assert tokens(killed) == expected(file, [*texts * 3, *texts[:900]])
 
 
-def test_a_disk_that_is_full_is_said_and_what_is_whole_stays(tmp_path):
+def test_a_full_disk_is_reported_and_complete_files_stay(tmp_path):
     file, src = tokenizer(tmp_path), jsonl(tmp_path / "a.jsonl", documents(3000))
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
@@ -316,7 +316,7 @@ def test_an_arrow_stream_without_its_end_is_cut_short(tmp_path):
         prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer="bytes", workers=1)
 
 
-def test_a_process_that_is_killed_ends_it_and_is_said(tmp_path, monkeypatch):
+def test_a_killed_worker_ends_prepare_with_a_message(tmp_path, monkeypatch):
     src = jsonl(tmp_path / "a.jsonl", documents(3000))
     monkeypatch.setattr("launcher.workers.CODE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(RunError) as error:

@@ -23,7 +23,7 @@ def tokens(path=None, **changes) -> Tokens:
     return Tokens.model_validate({"name": "tokens", "path": path, "seq_len": 4, "val_fraction": 0} | changes)
 
 
-def said(settings: Tokens) -> str:
+def problem_text(settings: Tokens) -> str:
     """All messages, which ``open_data`` must raise too."""
     with pytest.raises(RequestError) as refused:
         open_data(settings, seed=0)
@@ -60,10 +60,10 @@ def test_a_file_whose_name_looks_like_a_pattern_is_a_file(tmp_path):
     assert files_of(str(write(tmp_path / "a[1].tokens"))) == [tmp_path / "a[1].tokens"]
 
 
-def test_what_is_held_out_by_its_name_is_not_trained_on_by_mistake(tmp_path):
+def test_a_folder_with_files_named_as_held_out_is_refused(tmp_path):
     for name in ("train.bin", "val.bin"):
         (tmp_path / name).write_bytes(bytes(100))
-    assert said(tokens(tmp_path, vocab_size=9)) == (
+    assert problem_text(tokens(tmp_path, vocab_size=9)) == (
         f"data.path: {tmp_path}: by its name val.bin is held out, train.bin is not: "
         f"name the files of each by a pattern, {tmp_path}/NAME*.bin"
     )
@@ -71,7 +71,7 @@ def test_what_is_held_out_by_its_name_is_not_trained_on_by_mistake(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["evaluation_of_tests", "valley", "latest"])
-def test_other_names_are_no_names_of_held_out_files(tmp_path, name):
+def test_names_that_only_resemble_those_of_held_out_files_are_accepted(tmp_path, name):
     write(tmp_path / f"{name}.tokens")
     write(tmp_path / "web.tokens")
     assert check(tokens(tmp_path)) == []
@@ -97,7 +97,7 @@ def test_what_is_held_out_is_the_last_windows_and_no_other(sizes, seq_len, share
 
 
 def test_files_that_are_not_there_are_all_named(tmp_path):
-    assert said(tokens([tmp_path / "a.tokens", tmp_path / "b.bin"], val=f"{tmp_path}/v*")) == (
+    assert problem_text(tokens([tmp_path / "a.tokens", tmp_path / "b.bin"], val=f"{tmp_path}/v*")) == (
         f"data.path: {tmp_path}/a.tokens: No such file or directory\n"
         f"data.path: {tmp_path}/b.bin: No such file or directory\n"
         f"data.val: {tmp_path}/v*: no .tokens or .bin file matches"
@@ -106,12 +106,12 @@ def test_files_that_are_not_there_are_all_named(tmp_path):
 
 def test_a_folder_without_files_of_tokens(tmp_path):
     (tmp_path / "a.npy").write_bytes(b"\x93NUMPY")
-    assert said(tokens(tmp_path)) == f"data.path: {tmp_path}: no .tokens or .bin file is in this folder"
+    assert problem_text(tokens(tmp_path)) == f"data.path: {tmp_path}: no .tokens or .bin file is in this folder"
 
 
 def test_a_file_named_twice(tmp_path):
     path = write(tmp_path / "a.tokens")
-    assert said(tokens([path, tmp_path])) == f"data.path: {path}: named twice"
+    assert problem_text(tokens([path, tmp_path])) == f"data.path: {path}: named twice"
 
 
 def test_files_that_are_bad_are_all_named(tmp_path):
@@ -119,7 +119,7 @@ def test_files_that_are_bad_are_all_named(tmp_path):
     bad.write_bytes(own([1, 2])[:-1])
     os.mkfifo(tmp_path / "pipe.tokens")
     sources = [{"path": str(bad), "weight": 1}, {"path": str(tmp_path / "pipe.tokens"), "weight": 1}]
-    assert said(tokens(sources=sources)) == (
+    assert problem_text(tokens(sources=sources)) == (
         f"data.sources.0.path: {bad}: cut off: its header promises 2 tokens, 68 bytes with the header; it has 67\n"
         f"data.sources.1.path: {tmp_path}/pipe.tokens: a named pipe, not a regular file"
     )
@@ -127,10 +127,10 @@ def test_files_that_are_bad_are_all_named(tmp_path):
 
 def test_the_vocabulary_is_what_all_headers_say(tmp_path):
     a, b = write(tmp_path / "a.tokens", vocab_size=300), write(tmp_path / "b.tokens", vocab_size=400)
-    assert said(tokens(tmp_path)) == (
+    assert problem_text(tokens(tmp_path)) == (
         f"data.vocab_size: null: {b} has tokens below 400, {a} below 300 (try: data.vocab_size=400)"
     )
-    assert said(tokens(tmp_path, vocab_size=399)) == (
+    assert problem_text(tokens(tmp_path, vocab_size=399)) == (
         f"data.vocab_size: 399: {b} has tokens below 400 (try: data.vocab_size=400)"
     )
     made, _ = corpus(tokens(tmp_path, vocab_size=512))
@@ -141,7 +141,7 @@ def test_the_vocabulary_is_what_all_headers_say(tmp_path):
 def test_the_vocabulary_of_a_format_that_does_not_say_it(tmp_path):
     path = tmp_path / "a.bin"
     path.write_bytes(little("H", range(9)))
-    assert said(tokens(path)) == (
+    assert problem_text(tokens(path)) == (
         f"data.vocab_size: null: {path} has a format that does not record it; give the number of tokens of its "
         "tokenizer, data.vocab_size=50257 for GPT-2"
     )
@@ -152,15 +152,17 @@ WINDOW = "a window takes data.seq_len=4 tokens plus one, all from one file"
 
 def test_files_too_short_for_a_window(tmp_path):
     a = write(tmp_path / "a.tokens", 4)
-    assert said(tokens(a)) == (f"data.path: {a}: 4 tokens are too few: {WINDOW}")
-    assert said(tokens(write(tmp_path / "b.tokens"), val=str(a))) == (f"data.val: {a}: 4 tokens are too few: {WINDOW}")
+    assert problem_text(tokens(a)) == (f"data.path: {a}: 4 tokens are too few: {WINDOW}")
+    assert problem_text(tokens(write(tmp_path / "b.tokens"), val=str(a))) == (
+        f"data.val: {a}: 4 tokens are too few: {WINDOW}"
+    )
     write(tmp_path / "b.tokens", 3)
-    assert said(tokens(tmp_path)) == (f"data.path: {a}: the longest of 2 files, 4 tokens are too few: {WINDOW}")
+    assert problem_text(tokens(tmp_path)) == (f"data.path: {a}: the longest of 2 files, 4 tokens are too few: {WINDOW}")
 
 
-def test_what_is_held_out_leaves_nothing(tmp_path):
+def test_too_few_tokens_besides_the_held_out_ones_are_refused(tmp_path):
     a = write(tmp_path / "a.tokens", 5)
-    assert said(tokens(a, val_fraction=0.01)) == (
+    assert problem_text(tokens(a, val_fraction=0.01)) == (
         f"data.path: {a}: 5 tokens, of which data.val_fraction=0.01 is held out, are too few: {WINDOW}"
     )
 
@@ -168,7 +170,7 @@ def test_what_is_held_out_leaves_nothing(tmp_path):
 def test_held_out_files_are_not_trained_on(tmp_path):
     a = write(tmp_path / "a.tokens")
     (tmp_path / "link.tokens").symlink_to(a)
-    assert said(tokens(a, val=f"{tmp_path}/link.tokens")) == (
+    assert problem_text(tokens(a, val=f"{tmp_path}/link.tokens")) == (
         f"data.val: {tmp_path}/link.tokens: it is both held out and trained on"
     )
 
@@ -176,7 +178,9 @@ def test_held_out_files_are_not_trained_on(tmp_path):
 def test_a_weight_that_is_nearly_nothing(tmp_path):
     a, b = write(tmp_path / "a.tokens"), write(tmp_path / "b.tokens")
     sources = [{"path": str(a), "weight": 1.0}, {"path": str(b), "weight": 1e-9}]
-    assert said(tokens(sources=sources)) == "data.sources.1.weight: 1e-09 is less than one in 65536 of all weights"
+    assert (
+        problem_text(tokens(sources=sources)) == "data.sources.1.weight: 1e-09 is less than one in 65536 of all weights"
+    )
 
 
 @pytest.mark.parametrize(

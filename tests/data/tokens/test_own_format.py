@@ -94,7 +94,7 @@ def test_the_old_file_is_there_until_the_new_one_is_whole(tmp_path):
     ],
     ids=["too large", "negative", "float", "rows"],
 )
-def test_what_is_no_token_is_not_written(tmp_path, tokens, why):
+def test_values_that_are_not_tokens_are_not_written(tmp_path, tokens, why):
     path = tmp_path / "a.tokens"
     with TokenWriter(path, 9) as file:
         file.append([7])
@@ -112,7 +112,7 @@ def test_what_is_no_token_is_not_written(tmp_path, tokens, why):
         ((9, 9), "end_of_document=9 is not below vocab_size=9"),
     ],
 )
-def test_a_file_that_cannot_be_is_not_begun(tmp_path, settings, why):
+def test_a_writer_with_invalid_settings_makes_no_file(tmp_path, settings, why):
     with pytest.raises(ValueError, match="vocab_size") as refused:
         TokenWriter(tmp_path / "a.tokens", *settings)
     assert str(refused.value) == why

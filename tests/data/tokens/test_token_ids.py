@@ -54,7 +54,7 @@ def test_negative_ids_have_no_cure(tmp_path):
     ]
 
 
-def test_what_a_header_or_a_dtype_promises_is_not_read(tmp_path, monkeypatch):
+def test_ids_that_a_header_or_a_dtype_bounds_are_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(token_ids, "opened", None)
     (tmp_path / "a.tokens").write_bytes(own(ids(7), 300))
     (tmp_path / "b.bin").write_bytes(little("H", ids(7)))

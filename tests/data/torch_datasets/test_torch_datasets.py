@@ -121,7 +121,7 @@ def test_a_stream_that_says_where_it_is_goes_on_there_on_any_layout(tmp_path):
 @pytest.mark.parametrize(("name", "how", "reads"), [
     ("Kept", "", 3), ("KeptByIterator", None, 3), ("Kept", "no JSON", 13), ("Kept", "long", 13), ("Row", None, 0),
 ], ids=str)  # fmt: skip
-def test_what_a_stream_that_goes_on_reads(name, how, reads):
+def test_a_stream_that_restores_its_position_reads_only_the_remaining_items(name, how, reads):
     """It reads up to item 12, and 10 items were read before."""
     settings = Target.model_validate(of(name, **({} if how is None else {"how": how})))
     one, other = (open_own(settings, 0, ("tests",)).train for _ in range(2))
@@ -284,14 +284,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_right_is_refused_by_the_plan(case):
+def test_data_sets_that_cannot_train_correctly_are_refused_by_the_plan(case):
     j, text = REFUSED[case]
     with pytest.raises(RequestError) as caught:
         plan_job(j)
     assert str(caught.value) == text
 
 
-def test_the_plan_says_how_it_is_read():
+def test_the_plan_notes_how_a_users_data_set_is_read():
     notes = [str(n) for n in plan_job(trained(of("NoSplit", samples=N))).notes]
     assert "data.val_fraction null -> 0.1: 1 of 11 samples are held out, drawn once" in notes
     notes = [str(n) for n in plan_job(trained(of("Row"))).notes]

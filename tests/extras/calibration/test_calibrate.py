@@ -15,9 +15,7 @@ from tests.run.launching import TINY
 SHORT = ("steps=[calibrate]", "steps.calibrate.seconds=0.1", "parallel.hsdp=null", "train.steps=1", "launch.nproc=2")
 
 
-def test_the_file_that_it_writes_is_a_cluster_that_plans_predict_with(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_calibrated_cluster_can_be_used_by_a_plan(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     to = tmp_path / "mine/cluster/bench.yaml"
     words = [*TINY, *SHORT, f"run_dir={tmp_path}/run", f"steps.calibrate.to={to}", "steps.calibrate.spread=1e9"]
     assert main(words) == 0
@@ -38,12 +36,12 @@ def test_the_file_that_it_writes_is_a_cluster_that_plans_predict_with(
     assert 0 < step.seconds < 60
 
 
-def test_by_default_the_file_is_in_the_run_folder(tmp_path: Path) -> None:
+def test_by_default_calibrate_writes_to_the_run_folder(tmp_path: Path) -> None:
     assert main([*TINY, *SHORT, f"run_dir={tmp_path}/run", "steps.calibrate.spread=1e9"]) == 0
     assert (tmp_path / "run/here.yaml").read_text().startswith("# Measured by steps=[calibrate] on 20")
 
 
-def test_a_noisy_machine_is_told_and_nothing_is_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_noisy_machine_is_reported_and_nothing_is_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     to = tmp_path / "bench.yaml"
     words = [*TINY, *SHORT, f"run_dir={tmp_path}/run", f"steps.calibrate.to={to}", "steps.calibrate.spread=1e-9"]
     assert main(words) == 1
@@ -82,7 +80,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_written_or_measured_is_refused_first(
+def test_a_calibration_that_cannot_be_written_or_measured_is_refused_first(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

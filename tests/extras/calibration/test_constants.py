@@ -141,7 +141,7 @@ PEAK = {
 
 
 @pytest.mark.parametrize("cores", [None, 2])
-def test_known_numbers_come_back(cores: int | None) -> None:
+def test_the_fit_recovers_known_constants(cores: int | None) -> None:
     at = machine(cores)
     expected = TRUE | PEAK | shared(at)
     found = fitted(one_round(at), at)
@@ -149,7 +149,7 @@ def test_known_numbers_come_back(cores: int | None) -> None:
     assert found == pytest.approx(expected, rel=1e-2)
 
 
-def test_products_whose_short_sides_explain_all_of_their_seconds() -> None:
+def test_if_short_sides_explain_all_seconds_efficiency_is_that_of_the_fastest_product() -> None:
     """As on a small device, short sides explain the seconds, so the efficiency is that of the fastest product."""
     at = machine(None)
     timed = one_round(at)
@@ -161,7 +161,7 @@ def test_products_whose_short_sides_explain_all_of_their_seconds() -> None:
     assert 0 < found["kernels.small"] < float("inf")
 
 
-def test_one_node_has_no_network_of_its_own() -> None:
+def test_without_measurements_between_nodes_their_links_equal_those_inside() -> None:
     at = machine(2)
     timed = {w: s for w, s in one_round(at).items() if getattr(w, "link", "") != "between"}
     found = fitted(timed, at)
@@ -188,7 +188,7 @@ def test_rounds_that_differ_are_refused_by_name() -> None:
     assert refusal(found[:1], 0.1, 0.3) == ""
 
 
-def test_others_that_have_the_cores_are_told() -> None:
+def test_cores_that_other_processes_use_are_reported() -> None:
     """Other processes slow all rounds alike, so no spread shows them."""
     assert taken([{Taken(): 0.5}, {Taken(): 0.4}, {Taken(): 0.9}]) == 0.5
     assert refusal((), 0.5, 0.3) == (
@@ -197,7 +197,7 @@ def test_others_that_have_the_cores_are_told() -> None:
     )
 
 
-def test_more_rounds_are_judged_in_as_many_batches() -> None:
+def test_more_rounds_are_divided_among_the_same_number_of_batches() -> None:
     """Every third round takes 3 times as long, so a third of each batch does, and each batch has the same mean."""
     at = machine(2)
     rounds = [one_round(at, 3.0 if n % 3 == 2 else 1.0) for n in range(30)]
@@ -206,7 +206,7 @@ def test_more_rounds_are_judged_in_as_many_batches() -> None:
     assert found["tflops.fp32"].value == pytest.approx(0.08 / (5 / 3), rel=1e-3)
 
 
-def test_what_does_not_matter_may_differ() -> None:
+def test_the_spread_of_a_tiny_constant_is_relative_to_a_floor() -> None:
     """Launches take 0.1 to 0.3 us; their spread is relative to 1 us, because less does not matter."""
     at = machine(2)
     rounds = [one_round(at) | {Moved("tiny", TINY): 60 * us * 1e-6} for us in (0.1, 0.1, 0.2, 0.3, 0.3)]

@@ -63,7 +63,7 @@ def measured(truth: Mapping[str, float], *layouts: str, cluster: Cluster = HERE)
     ],
     ids=["products", "overheads too", "all of it"],
 )
-def test_constants_that_made_the_seconds_are_found_as_far_as_these_tell(
+def test_the_refit_recovers_the_constants_that_made_the_measurements(
     layouts: tuple[str, ...], truth: dict[str, float], within: float
 ) -> None:
     steps = measured(truth, *layouts)
@@ -76,7 +76,7 @@ def test_constants_that_made_the_seconds_are_found_as_far_as_these_tell(
     assert changed(found.cluster, {key: old for key, (old, _) in found.fitted.items()}) == HERE
 
 
-def test_a_constant_that_no_step_hangs_on_stays() -> None:
+def test_a_constant_on_which_no_step_depends_is_not_changed() -> None:
     """One rank sends nothing and has no pipeline."""
     found = refit(measured({"efficiency": 0.5}, "alone"))
     assert found.fitted.keys() <= {"efficiency", "memory_gb_per_s", "kernels.launch_us", "overheads.step_ms"}
@@ -84,13 +84,13 @@ def test_a_constant_that_no_step_hangs_on_stays() -> None:
     assert found.cluster.overheads.slot_ms == HERE.overheads.slot_ms
 
 
-def test_one_that_is_nothing_stays_nothing() -> None:
+def test_a_constant_of_zero_stays_zero() -> None:
     none = changed(HERE, {"overheads.step_ms": 0.0})
     found = refit(measured({"overheads.step_ms": 50.0}, "replicas", "tp", cluster=none))
     assert found.cluster.overheads.step_ms == 0.0
 
 
-def test_what_is_as_predicted_changes_nothing() -> None:
+def test_steps_that_take_the_predicted_time_change_no_constant() -> None:
     found = refit(measured({}, "replicas", "stages"))
     assert found.fitted == {}
     assert found.cluster == HERE
@@ -102,7 +102,7 @@ def test_no_more_than_a_few_are_fitted() -> None:
     assert len(found.fitted) <= MOST_CONSTANTS
 
 
-def test_few_measurements_cannot_send_constants_far() -> None:
+def test_a_few_measurements_change_constants_only_a_little() -> None:
     """One layout takes ten times as long: alone, and beside others that take the predicted time."""
     (alone,) = measured({}, "replicas")
     slow = MeasuredStep(alone.work, HERE, "fp32", 2, 10 * alone.seconds)

@@ -216,7 +216,7 @@ BESIDE = {
 
 
 @pytest.mark.parametrize("typed", BESIDE)
-def test_what_cannot_be_beside_device_matrices_is_refused_and_the_cure_accepted(typed: str) -> None:
+def test_settings_that_exclude_device_matrices_are_refused_and_the_cure_accepted(typed: str) -> None:
     error = refused(X, typed)
     assert str(error) == BESIDE[typed]
     plan_job(job(*NET, X, typed, *words(error)))
@@ -283,7 +283,7 @@ def test_slices_stay_on_one_axis_tp_where_that_is_asked_for_or_nothing_else_can_
 
 
 @pytest.mark.parametrize("value", ["3", "{in:3}", "{in:[3]}", "{in:[]}", "{}", "null", "{in:[[1,1],[a,1]]}"])
-def test_what_has_no_slices_is_over_no_device_matrix(value: str) -> None:
+def test_a_strategy_without_slices_is_read_as_one_over_the_axis_tp(value: str) -> None:
     assert str(refused("launch.nproc=4", f"+{OPS}={{embed: {value}}}", net=())) == (
         "parallel.grid.tp: null: parallel.operators names the axis tp, but no setting says how many ranks it has "
         "(try: parallel.grid.tp=2)"

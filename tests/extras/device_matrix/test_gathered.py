@@ -50,12 +50,12 @@ GATHERED = "norm, 2.0 KB, no rule for aten.renorm"
 
 
 @pytest.mark.parametrize("switches", [None, {"strict": False}], ids=["nothing", "false"])
-def test_the_plan_names_what_works_on_gathered_tensors(switches: dict[str, Any] | None) -> None:
+def test_the_plan_names_operators_that_work_on_gathered_tensors(switches: dict[str, Any] | None) -> None:
     rows = [line.split("  ")[-1] for line in text(plan_job(job(switches))).splitlines() if "gathered: " in line]
     assert [row.strip() for row in rows] == [f"gathered: {GATHERED}"]
 
 
-def test_strict_refuses_it() -> None:
+def test_strict_refuses_operators_on_gathered_tensors() -> None:
     with pytest.raises(RequestError) as caught:
         plan_job(job({"strict": True}))
     assert str(caught.value) == (
@@ -63,7 +63,7 @@ def test_strict_refuses_it() -> None:
     )
 
 
-def test_strict_of_a_file_refuses_it_too(tmp_path: Path) -> None:
+def test_strict_in_a_file_refuses_operators_on_gathered_tensors(tmp_path: Path) -> None:
     file = tmp_path / "speed_up.json"
     file.write_text('{"strict": true}')
     with pytest.raises(RequestError) as caught:

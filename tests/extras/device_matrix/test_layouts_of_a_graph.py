@@ -81,7 +81,7 @@ def test_a_strategy_may_be_written_in_many_ways(value: dict[str, Any]) -> None:
     )
 
 
-def test_what_slices_leave_of_the_ranks_is_the_innermost_axis() -> None:
+def test_ranks_that_slices_do_not_use_become_the_innermost_axis() -> None:
     assert up({"in": [[2, 1]]})[0] == TensorLayout((2, 4), ((0,), ()))
     assert up({"matrix": [4], "axes": ["x"], "in": [[None, "x"]]})[1] == TensorLayout((4, 2), ((), (0,)))
 
@@ -107,7 +107,7 @@ def test_an_exact_name_beats_a_glob_and_a_later_glob_an_earlier_one() -> None:
     assert unmatched(config, ["up", "act", "down"]) == []
 
 
-def test_what_is_wrong_with_a_strategy_of_a_file_is_told_of_the_file() -> None:
+def test_a_problem_in_a_strategy_of_a_file_names_the_file() -> None:
     load = "parallel.operator_strategy.load"
     origins = {"up": StrategyOrigin(load, "o.json")}
     _, (problem,) = read({"up": {"in": [[3, 1]]}}, GRAPH, RULES, names=NAMES, ranks=RANKS, origins=origins)
@@ -134,7 +134,7 @@ def test_nothing_written_is_data_parallelism() -> None:
     assert [graph.summed_later(v) for _, v in GRAPH.params] == [(0,)] * 3
 
 
-def test_what_has_no_weights_follows_what_arrives() -> None:
+def test_an_operator_without_weights_takes_the_layout_of_its_input() -> None:
     graph = sharded_as({"up": {"in": [[2, 1], [4, 1]]}})
     assert graph.strategies[1] == OpStrategy((2, 4), (("d0", (0,)), ("d1", (1,))))
     assert graph.layouts[3] == graph.layouts[4] == TensorLayout((2, 4), ((0,), (1,)))

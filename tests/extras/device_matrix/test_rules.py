@@ -78,12 +78,12 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_letters(name: str) -> None:
+def test_the_rule_of_an_operator_has_the_expected_letters(name: str) -> None:
     call, expected = CALLS[name]
     assert shown(call) == expected
 
 
-def test_what_has_no_rule_takes_and_makes_whole_tensors() -> None:
+def test_an_operator_without_a_rule_takes_and_returns_full_tensors() -> None:
     graph = Call("lstm.input", ((4, 6), (2,)), ((4, 6),)).graph()
     rule = uncut_rule(graph.nodes[0], graph)
     assert (rule.ins, rule.outs, rule.sizes) == ((("", ""), ("",)), (("", ""),), ())

@@ -93,7 +93,7 @@ def test_a_crop_comes_before_resizing_and_an_image_is_another_one_in_the_next_ep
         assert any(np.array_equal(small, w) for w in windows)
 
 
-def test_kinds_of_files_and_who_is_held_out(tmp_path):
+def test_jpeg_files_are_read_and_the_held_out_images_do_not_depend_on_the_seed(tmp_path):
     known = write(tmp_path / "jpeg", each=4, suffix=".JPG")
     assert check(settings(tmp_path / "jpeg")) == []
     data = open_data(settings(tmp_path / "jpeg", channels=1, val_fraction=0.25), seed=0)
@@ -213,6 +213,6 @@ def test_an_image_that_breaks_off_ends_the_run_with_its_path(tmp_path):
         ),
     ],
 )
-def test_settings_that_cannot_be_together(more, text, tmp_path):
+def test_image_settings_that_contradict_each_other_are_refused(more, text, tmp_path):
     with pytest.raises(ValueError, match=text):
         settings(tmp_path, **more)

@@ -41,14 +41,14 @@ def values(kind: str, *k8s: str, each: int = 8, more: tuple[str, ...] = ("launch
     return KINDS[kind][1](cluster_job(job, job.launch.k8s, each, Path("/shared/me/runs/lm_8b/0001")))
 
 
-def whole(kind: str) -> dict[str, Any]:
+def full_manifest(kind: str) -> dict[str, Any]:
     """Return the manifest with all optional settings."""
     restarts = () if kind == "pytorchjob" else ("launch.max_restarts=3",)
     return values(kind, *ASKED[kind], more=("launch.nnodes=8", *restarts))
 
 
 def written(kind: str) -> str:
-    return as_yaml(whole(kind), ("Written by launcher.",))
+    return as_yaml(full_manifest(kind), ("Written by launcher.",))
 
 
 def scripts(kind: str, document: dict[str, Any]) -> list[str]:
@@ -62,23 +62,23 @@ def scripts(kind: str, document: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_written_as_it_always_was(kind: str) -> None:
+def test_a_manifest_is_its_golden_file(kind: str) -> None:
     assert written(kind) == (GOLDEN / f"{kind}.yaml").read_text(), AGAIN
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_yaml_says_what_was_meant(kind: str) -> None:
-    assert yaml.safe_load(written(kind)) == whole(kind)
+def test_the_yaml_of_a_manifest_parses_to_its_values(kind: str) -> None:
+    assert yaml.safe_load(written(kind)) == full_manifest(kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("all_of_it", [False, True], ids=["least", "all"])
 def test_every_field_is_one_that_the_interface_has(kind: str, all_of_it: bool) -> None:
-    document = whole(kind) if all_of_it else values(kind, "gpu=H100")
+    document = full_manifest(kind) if all_of_it else values(kind, "gpu=H100")
     assert list(unknown(document, KNOWN[kind])) == []
 
 
-def test_a_field_that_there_is_not_is_found() -> None:
+def test_unknown_fields_and_wrong_types_are_detected() -> None:
     document = values("jobset")
     document["spec"]["replicatedJobs"][0]["template"]["spec"]["parallel"] = 1
     document["spec"]["network"]["subdomain"] = 5
@@ -115,7 +115,7 @@ def test_one_node_is_a_master_alone() -> None:
     assert list(values("pytorchjob", more=())["spec"]["pytorchReplicaSpecs"]) == ["Master"]
 
 
-def test_where_ranks_meet_is_the_port_that_is_asked_for() -> None:
+def test_the_rendezvous_uses_the_requested_port() -> None:
     [script] = scripts("jobset", values("jobset", more=("launch.port=4000",)))
     assert "export MASTER_PORT=4000\n" in script
 
@@ -129,7 +129,7 @@ def test_where_ranks_meet_is_the_port_that_is_asked_for() -> None:
         ("a" * 36, "0001", "a" * 31 + "-c789f7ac"),
     ],
 )
-def test_names_are_those_of_services(run: str, folder: str, name: str) -> None:
+def test_names_are_valid_and_short_service_names(run: str, folder: str, name: str) -> None:
     assert pods.name(run, folder) == name
     assert len(name) <= 40
 

@@ -107,7 +107,7 @@ def test_a_failure_counts_more_than_a_save(tmp_path: Path, first: int, second: i
 @pytest.mark.parametrize(
     ("first", "second"), [("saves", "saves"), ("saves", "starts"), ("starts", 0)], ids=["saves", "one starts", "starts"]
 )
-def test_told_to_stop_it_waits_until_its_ranks_have_saved(tmp_path: Path, first: object, second: object) -> None:
+def test_after_a_signal_a_pod_waits_until_its_ranks_have_saved(tmp_path: Path, first: object, second: object) -> None:
     assert ended(tmp_path, "jobset", r0=first, r1=second) == 75
 
 

@@ -14,7 +14,7 @@ import yaml
 from launcher.__main__ import main
 from tests.extras.k8s.test_manifests import scripts
 from tests.ports import free_port
-from tests.run.launching import ROOT, TINY, checkpoints, status, steps, until, whole
+from tests.run.launching import ROOT, TINY, checkpoints, complete_steps, status, steps, until
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def words(place: Path, *more: str, n: int = 20) -> list[str]:
         ("skypilot", "sky.yaml", "sky jobs launch job/sky.yaml"),
     ],
 )
-def test_it_is_planned_and_written(
+def test_a_request_is_planned_and_its_manifest_is_written(
     place: Path, capsys: pytest.CaptureFixture[str], kind: str, file: str, typed: str
 ) -> None:
     assert main(words(place, f"launch.k8s.kind={kind}")) == 0
@@ -58,7 +58,7 @@ def test_it_is_planned_and_written(
     }.get(kind)
 
 
-def test_the_file_of_another_kind_goes(place: Path) -> None:
+def test_the_file_of_another_kind_is_removed(place: Path) -> None:
     assert main(words(place, "launch.k8s.kind=skypilot")) == 0
     assert main(words(place)) == 0
     assert [p.name for p in (place / "job").glob("*.yaml")].count("sky.yaml") == 0
@@ -106,7 +106,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("typed", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_is_refused(place: Path, capsys: pytest.CaptureFixture[str], typed: str, said: str) -> None:
+def test_requests_that_pods_cannot_run_are_refused(
+    place: Path, capsys: pytest.CaptureFixture[str], typed: str, said: str
+) -> None:
     assert main(words(place, typed.replace("***", "hunter22}"))) == 2
     for name, value in {"k8s": "launch.k8s", "typed": f"{typed} (command line)", "place": str(place)}.items():
         said = said.replace(f"{{{name}}}", value)
@@ -137,12 +139,12 @@ def test_a_current_folder_that_pods_would_not_see(place: Path, capsys: pytest.Ca
     )
 
 
-def test_without_an_image(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_request_without_an_image_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "launch=k8s", "launch.k8s.claim=x", "launch.k8s.mount=/x"]) == 2
     assert "launch.k8s.image: needs a value: image of the pods, which contains launcher" in capsys.readouterr().err
 
 
-def test_in_a_rank_of_torchrun(
+def test_a_rank_of_torchrun_cannot_write_a_manifest(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("RANK", "LOCAL_RANK"):
@@ -168,7 +170,7 @@ def test_pods_that_are_told_to_stop_save_and_go_on(place: Path) -> None:
 
     pods = started()
     try:
-        until(lambda: (job / "metrics.jsonl").exists() and max(whole(job), default=0) >= 2, pods[0])
+        until(lambda: (job / "metrics.jsonl").exists() and max(complete_steps(job), default=0) >= 2, pods[0])
         pods[1].send_signal(signal.SIGTERM)
         assert [pod.wait(300) for pod in pods] == [138, 138]
         assert status(job)["status"] == "preempted"

@@ -15,7 +15,7 @@ def job(*overrides: str) -> Job:
     return compose([*HERE, *overrides]).job
 
 
-def test_what_is_not_open_stays() -> None:
+def test_settings_that_are_not_open_keep_their_values() -> None:
     (layout,) = space(job()).layouts
     assert layout.shown() == {
         "tp": "1", "operators": "as requested", "stages": "1", "scheduler": "1f1b", "chunks": "1", "micros": "1",
@@ -34,7 +34,7 @@ def test_micro_batches_cut_a_ranks_samples_and_fill_the_stages() -> None:
     assert found.out == {"fewer micro batches than stages": 3}
 
 
-def test_what_does_not_divide_is_counted() -> None:
+def test_layouts_that_do_not_divide_are_counted_by_reason() -> None:
     found = space(job("parallel.pipeline.stages=[2,3]", "parallel.pipeline.micro_batch_num=[2,3]"))
     assert [(x.stages, x.micros) for x in found.layouts] == [(2, 2)]
     assert found.out == {
@@ -109,6 +109,6 @@ def test_a_level_that_drops_weights_is_not_for_backwards_that_are_split() -> Non
         ),
     ],
 )
-def test_what_cannot_be_searched_for(overrides: list[str], told: str) -> None:
+def test_requests_that_a_search_cannot_plan_are_refused(overrides: list[str], told: str) -> None:
     (problem,) = impossible(job("parallel.pipeline.stages=auto", *overrides))
     assert f"{problem.key}: {problem.text} (try: {problem.cure})" == told

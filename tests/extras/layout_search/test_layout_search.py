@@ -27,7 +27,7 @@ def test_a_layout_that_was_found_trains_the_losses_of_one_process(tmp_path: Path
     assert settled["search"]["over"] == {}
 
 
-def test_what_show_search_writes_is_a_recipe_that_runs_and_is_certified(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_show_search_writes_a_recipe_that_runs_and_is_certified(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     asked = (*TINY, *OPEN, "train.steps=2", "steps=[train,certify]")
     assert main([*asked, "show=search", "run_dir=asked"]) == 0

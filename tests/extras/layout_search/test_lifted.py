@@ -37,7 +37,7 @@ def over(**parallel: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_each_form(parallel: dict[str, Any], found: dict[str, Any]) -> None:
+def test_open_settings_are_recognized_in_every_form(parallel: dict[str, Any], found: dict[str, Any]) -> None:
     assert over(**parallel) == found
 
 
@@ -51,7 +51,7 @@ def test_a_plan_settles_a_scheduler_and_what_runs_again_where_nothing_else_is_op
     }
 
 
-def test_lifting_changes_no_data_and_twice_is_once() -> None:
+def test_lifting_does_not_change_its_input_and_is_idempotent() -> None:
     data = {"parallel": {"pipeline": {"stages": "auto", "chunks": 4}}}
     once = lifted(data)
     assert data == {"parallel": {"pipeline": {"stages": "auto", "chunks": 4}}}
@@ -61,7 +61,7 @@ def test_lifting_changes_no_data_and_twice_is_once() -> None:
     assert lifted(once) == once
 
 
-def test_all_of_it_on_the_command_line_and_what_is_closed_again() -> None:
+def test_a_typed_value_closes_a_setting_that_parallel_auto_opens() -> None:
     asked = compose(["recipe=lm_tied_pp2_hsdp2", "parallel=auto", "parallel.pipeline.stages=2"]).job
     assert set(asked.search.over) == set(AXES) - {
         "parallel.pipeline.stages",
@@ -73,7 +73,7 @@ def test_all_of_it_on_the_command_line_and_what_is_closed_again() -> None:
     assert sorted(asked.search.over["parallel.operators"]) == ["megatron", "none", "sequence"]
 
 
-def test_in_a_file_it_is_every_key() -> None:
+def test_parallel_auto_in_a_file_opens_every_setting() -> None:
     data = compose(["recipe=lm_single"]).data | {"parallel": "auto"}
     assert set(Job.model_validate(data).search.over) == set(AXES)
 
@@ -105,7 +105,7 @@ def test_in_a_file_it_is_every_key() -> None:
         ),
     ],
 )
-def test_candidates_that_are_none(override: str, text: str) -> None:
+def test_invalid_candidates_are_refused(override: str, text: str) -> None:
     with pytest.raises(RequestError) as caught:
         compose(["recipe=lm_single", override])
     assert str(caught.value) == text

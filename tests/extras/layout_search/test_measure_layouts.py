@@ -31,7 +31,7 @@ def limited(end: str) -> str:
     return f"model={{_target_: tests.run.own.Limited, vocab: 64, dim: 16, rank: 1, samples: 8, end: {end}}}"
 
 
-def told(folder: Path) -> list[str]:
+def measured_notes(folder: Path) -> list[str]:
     """Return what the plan of a run says about each measured layout."""
     notes = json.loads((folder / "plan.json").read_text())["notes"]
     (text,) = [note["text"] for note in notes if note["key"] == "search.measure"]
@@ -44,7 +44,7 @@ def test_the_few_best_are_measured_and_the_fastest_of_them_runs(tmp_path: Path, 
     found = run(tmp_path / "run", *words, "parallel.hsdp=null", steps=2)
     said = capfd.readouterr()
     assert "search: measuring layout 2 of 2" in said.out + said.err
-    first, second, constants, error = told(found)[:4]
+    first, second, constants, error = measured_notes(found)[:4]
     assert " predicted, " in first
     assert " refitted: " in second
     assert " -> " in constants
@@ -68,7 +68,7 @@ def test_under_torchrun_a_layout_that_fails_on_one_rank_is_left_out_and_the_next
     done = torchrun(2, *CHOICE, limited(end), f"run_dir={tmp_path}/run")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("search: measuring layout 1 of 2\nsearch: measuring layout 2 of 2\nplan of ")
-    first, second, _, error = told(tmp_path / "run")[:4]
+    first, second, _, error = measured_notes(tmp_path / "run")[:4]
     assert first.endswith(" refitted: 2 stages 1f1b, 4 x 4")
     assert second.startswith("did not run, ")
     assert second.endswith(f" refitted: 2 stages 1f1b, 2 x 8 ({why})")
@@ -77,7 +77,7 @@ def test_under_torchrun_a_layout_that_fails_on_one_rank_is_left_out_and_the_next
     assert steps(tmp_path / "run") == [1, 2]
 
 
-def test_one_that_hangs_is_ended_and_what_was_found_is_written_by_rank_0(tmp_path: Path) -> None:
+def test_a_layout_that_hangs_is_ended_and_rank_0_writes_the_result(tmp_path: Path) -> None:
     more = ("show=search", f"search.best={tmp_path}/best.yaml", "launch.timeout_s=20", "launch.nproc=null")
     done = torchrun(2, *CHOICE, limited("hang"), *more)
     assert done.returncode == 0, done.stderr
@@ -102,7 +102,7 @@ def test_on_two_nodes_every_rank_tries_its_part(tmp_path: Path) -> None:
     ):
         said = [agent.communicate(timeout=300)[0] for agent in (first, second)]
     assert (first.returncode, second.returncode) == (0, 0), said
-    best, failed = told(tmp_path / "run")[:2]
+    best, failed = measured_notes(tmp_path / "run")[:2]
     assert best.endswith(" refitted: 2 stages 1f1b, 4 x 4")
     assert failed.startswith("did not run, ")
     assert failed.endswith(" refitted: 2 stages 1f1b, 2 x 8 (rank 1: MemoryError: no room for 8 samples)")
@@ -147,7 +147,7 @@ def tried(task: subprocess.Popen[str]) -> list[int]:
         ),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_starts(
+def test_layouts_that_cannot_be_measured_are_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
     asked = (*TINY, "train.steps=2", "parallel.pipeline.stages=[1,2]", "cluster=here", "launch.nproc=2")

@@ -97,13 +97,13 @@ def test_nothing_is_faster_of_all_that_fit_once_blocks_run_again(room: float) ->
     assert len(ranking.predictions) < ranking.layouts
 
 
-def found(*overrides: str) -> tuple[Job, Ranking]:
+def searched(*overrides: str) -> tuple[Job, Ranking]:
     first, ranking = search(job(*overrides))
     return first[0].job, ranking
 
 
-def test_what_is_found_is_planned_as_it_was_predicted() -> None:
-    settled, ranking = found("parallel=auto", "cluster.memory_gb=0.02")
+def test_the_chosen_layout_has_the_time_and_memory_that_were_predicted() -> None:
+    settled, ranking = searched("parallel=auto", "cluster.memory_gb=0.02")
     first = ranking.best[0]
     plan = plan_job(settled)
     assert not settled.search.over
@@ -130,7 +130,7 @@ def test_layouts_that_are_to_be_measured_can_be_predicted_on_other_devices() -> 
         assert one.on(ranking.question.speeds) == pytest.approx(one.seconds, rel=1e-12)
 
 
-def test_by_two_processes_it_is_the_same() -> None:
+def test_two_processes_find_the_same_layouts_as_one() -> None:
     asked = job("parallel=auto", "cluster.memory_gb=0.02")
     one, other = search(asked, 1), search(asked, 2)
     assert one[0] == other[0]
@@ -138,7 +138,7 @@ def test_by_two_processes_it_is_the_same() -> None:
 
 
 def test_every_setting_that_was_open_has_a_note() -> None:
-    _, ranking = found("parallel.pipeline.stages=[1,2]", "parallel.hsdp.optimizer_level=auto")
+    _, ranking = searched("parallel.pipeline.stages=[1,2]", "parallel.hsdp.optimizer_level=auto")
     stages, hsdp = notes(ranking)
     first, *others = ranking.best
     level = first.layout.shown()["hsdp"]
@@ -186,16 +186,16 @@ def test_a_change_that_saves_nothing_is_not_named() -> None:
     assert saves.text.startswith(f"{without.text}; the single change launch.nnodes=2 helps most: ")
 
 
-def test_where_nothing_can_be_each_reason_is_counted() -> None:
+def test_if_no_layout_can_be_planned_each_reason_is_counted() -> None:
     with pytest.raises(RequestError) as caught:
-        found("parallel.pipeline.stages=[3,5]")
+        searched("parallel.pipeline.stages=[3,5]")
     assert str(caught.value) == (
         "parallel.pipeline.stages: auto: none of 2 layouts can be planned: "
         "1 x 4 ranks cannot be divided evenly into 3 x 1; 1 x 4 ranks cannot be divided evenly into 5 x 1"
     )
 
 
-def test_auto_among_candidates_runs_again_what_has_to_fit() -> None:
+def test_auto_recomputation_is_chosen_only_if_memory_requires_it() -> None:
     """The candidate ``null`` is chosen if memory is ample, or if its size is not known."""
     words = ("recipe=lm_tied_pp2_hsdp2", "cluster=h100_sxm", "parallel.recompute=[null,auto]")
     for room, fits in (("0.03", True), ("80", False), ("null", False)):

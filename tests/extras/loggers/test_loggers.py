@@ -39,7 +39,9 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
 
 
-def test_each_is_told_config_plan_folder_all_rows_and_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_logger_gets_config_plan_folder_all_rows_and_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     kept, bare = tmp_path / "kept", tmp_path / "bare"
     words = others(f"Keeps, path: {kept}", f"Bare, path: {bare}")
     folder = run(tmp_path / "run", *words, "train.eval_every=2")
@@ -55,7 +57,7 @@ def test_each_is_told_config_plan_folder_all_rows_and_the_end(tmp_path: Path, ca
     assert warned(caplog) == []
 
 
-def test_one_that_is_asked_for_later_gets_the_rows_of_earlier_starts_once(tmp_path: Path) -> None:
+def test_a_logger_that_is_added_later_gets_the_rows_of_earlier_starts_once(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     folder = run(tmp_path / "run", *shape(), "schedule=constant", steps=2)
     words = others(f"Keeps, path: {kept}")
@@ -92,7 +94,7 @@ def test_secrets_of_its_arguments_are_in_no_file_of_the_run(tmp_path: Path) -> N
     ],
     ids=lambda value: value.partition("; ")[0].partition(", path")[0] if "'" not in value else "",
 )
-def test_one_that_goes_wrong_ends_no_run_and_no_other_logger(
+def test_a_logger_that_fails_ends_no_run_and_no_other_logger(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, says: str
 ) -> None:
     kept, good = tmp_path / "kept", tmp_path / "good"
@@ -139,7 +141,7 @@ def test_rows_beyond_those_that_may_wait_are_lost_and_that_is_said(
     ]
 
 
-def test_one_that_hangs_at_its_end_is_stopped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_logger_that_hangs_at_its_end_is_stopped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     process = begun(tmp_path, "Hangs, where: close")
     for step in (1, 2, 3):
         process.feed(b'{"step": %d}' % step, step)
@@ -214,7 +216,7 @@ CALLED = "on_start(config, plan, folder), log(row), close()"
     ],
     ids=["no log", "methods", "arguments", "no class", "no module"],
 )
-def test_what_cannot_be_called_is_refused(
+def test_a_logger_without_the_required_methods_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: str, says: list[str]
 ) -> None:
     words = [*TINY, *shape(), f"logger.others=[{typed}]", ALLOW, "train.steps=4", f"run_dir={tmp_path}/run"]
@@ -248,7 +250,7 @@ def test_a_package_that_is_not_trusted_is_refused_and_nothing_is_imported(capsys
         ("logger=trackio", "trackio", "trackio"),
     ],
 )
-def test_a_package_that_is_not_there_is_named(
+def test_a_missing_package_of_a_logger_is_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

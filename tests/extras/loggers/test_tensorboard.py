@@ -48,7 +48,7 @@ def same(folder: Path) -> None:
 WORDS = (*shape(), "train.eval_every=2", "schedule=constant", "logger.tensorboard=true")
 
 
-def test_a_run_that_goes_on_goes_on_with_its_curves(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_its_curves(tmp_path: Path) -> None:
     before = {*threading.enumerate()}
     folder = run(tmp_path / "run", *WORDS, steps=4)
     same(folder)
@@ -62,14 +62,14 @@ def test_a_run_that_goes_on_goes_on_with_its_curves(tmp_path: Path) -> None:
     assert "```\nplan of " in texts(folder)["plan.txt"]
 
 
-def test_curves_that_were_there_before_it_was_asked_for_are_there_too(tmp_path: Path) -> None:
+def test_a_logger_that_is_added_later_gets_the_earlier_curves(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", *WORDS[:-1], steps=3)
     assert not (folder / FOLDER).exists()
     run(folder, *WORDS, steps=5)
     same(folder)
 
 
-def test_steps_that_are_trained_again_take_the_place_of_what_was_told(tmp_path: Path) -> None:
+def test_steps_that_are_trained_again_replace_the_logged_ones(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"step": n, "steps": 6, "loss": float(n)} for n in range(1, 6)]
     board = TensorBoard(tmp_path, [], {})
     for row in rows:
@@ -83,7 +83,7 @@ def test_steps_that_are_trained_again_take_the_place_of_what_was_told(tmp_path: 
 
 @pytest.mark.parametrize("where", ["_text", "feed", "close"])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its file stays open
-def test_it_ends_no_run(
+def test_a_failing_tensorboard_ends_no_run(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*_: Any) -> None:

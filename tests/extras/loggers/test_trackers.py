@@ -42,7 +42,7 @@ def went_on(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(folder, *WORDS, loggers, "logger.wait_s=300", steps=7)
 
 
-def told(folder: Path) -> dict[str, list[tuple[int, float]]]:
+def curves_of_metrics(folder: Path) -> dict[str, list[tuple[int, float]]]:
     found = defaultdict(list)
     for row in metrics(folder):
         for key, value in figures(row).items():
@@ -54,7 +54,7 @@ def told(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def test_a_run_that_goes_on_is_one_run_with_all_its_curves(went_on: Path, name: str) -> None:
     (one,) = read(name, went_on)
     assert (one["project"], one["name"]) == ("lm_tied_pp2_hsdp2", "lm_tied_pp2_hsdp2-0001")
-    assert {key: [tuple(p) for p in points] for key, points in one["scalars"].items()} == told(went_on)
+    assert {key: [tuple(p) for p in points] for key, points in one["scalars"].items()} == curves_of_metrics(went_on)
     assert [step for step, _ in one["scalars"]["train/loss"]] == [1, 2, 3, 4, 5, 6, 7]
     assert [step for step, _ in one["scalars"]["val/loss"]] == [2, 4, 6]
 
@@ -94,7 +94,7 @@ AGAIN = [(1, 1.0), (2, 2.0), (3, 3.0), (2, 20.0), (4, 40.0)]
 
 
 @each
-def test_what_becomes_of_steps_that_are_trained_again(
+def test_steps_that_are_trained_again_are_logged_again(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     fed(tmp_path, name, *AGAIN)
@@ -115,7 +115,7 @@ def test_a_run_that_begins_anew_in_its_folder_is_another(tmp_path: Path, name: s
 
 
 @each
-def test_numbers_that_are_none_stop_nothing(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_nan_and_infinite_values_stop_no_tracker(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     fed(tmp_path, name, (1, float("nan")), (2, float("inf")), (3, 3.0))
     (one,) = read(name, tmp_path)
     assert tuple(one["scalars"]["train/loss"][-1]) == (3, 3.0)

@@ -20,7 +20,7 @@ from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import files, filled, held, write_file
+from tests.checkpoint.saving import blobs_of_rank, files, filled, write_file
 from tests.extras.mindspore.truth import blobs
 
 SHAPES = {"emb.w": (8, 8), "l-1.w": (8, 8), "norm": (4,), "scale": (), "adam_m.l-1.w": (8, 8)}
@@ -64,7 +64,7 @@ class Home:
 
     def put(self, rank: int, change: Callable[[Files], object] = lambda t: None, path: Path | None = None) -> None:
         """Write the file of ``rank`` with changed tensors."""
-        tensors = held(self.src, rank, self.full)
+        tensors = blobs_of_rank(self.src, rank, self.full)
         change(tensors)
         to = path or self.file(rank)
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ class Home:
         """Check that every rank of the destination has its slices of the full tensors."""
         for rank in range(self.dst.grid.size):
             found = blobs(self.path / "out" / f"rank_{rank}" / f"out{rank}{self.suffix}")
-            assert {n: b for n, b in found.items() if n in self.dst.entries} == held(self.dst, rank, self.full)
+            assert {n: b for n, b in found.items() if n in self.dst.entries} == blobs_of_rank(self.dst, rank, self.full)
 
 
 def made(path: Path, suffix: str, src: Strategy, dst: Strategy) -> Home:

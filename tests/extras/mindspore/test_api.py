@@ -28,7 +28,7 @@ from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import cut, files, filled, held, save, small, strategies, tensors, write_file
+from tests.checkpoint.saving import blobs_of_rank, cut, files, filled, save, small, strategies, tensors, write_file
 from tests.extras.mindspore.small_net import net
 from tests.extras.mindspore.truth import CASES, blobs, rank_files
 
@@ -41,7 +41,7 @@ def plain(folder: Path, strategy: Strategy, full: dict[str, bytes], name: str = 
     for rank in range(strategy.grid.size):
         home = folder / f"rank_{rank}"
         home.mkdir(parents=True, exist_ok=True)
-        write_file(home / f"{name}.safetensors", held(strategy, rank, full), {"format": "ms"})
+        write_file(home / f"{name}.safetensors", blobs_of_rank(strategy, rank, full), {"format": "ms"})
 
 
 def written(folder: Path) -> Files:
@@ -64,7 +64,7 @@ def test_every_rank_gets_its_piece_of_the_full_tensors(data: st.DataObject) -> N
         plain(home / "a", a, full)
         src, dst = strategy_text(home / "a.json", a), strategy_text(home / "b.json", b)
         transform_checkpoints(str(home / "a"), str(home / "b"), "out", src, dst, 2, "safetensors")
-        assert written(home / "b") == {rank: held(b, rank, full) for rank in range(b.grid.size)}
+        assert written(home / "b") == {rank: blobs_of_rank(b, rank, full) for rank in range(b.grid.size)}
         for rank in range(b.grid.size):
             ranks = rank_list_for_transform(rank, src, dst)
             assert ranks == sorted(ranks, reverse=True)
@@ -84,7 +84,7 @@ def sides(case: Path) -> dict[str, str | None]:
 
 @pytest.mark.parametrize("output", ["safetensors", "ckpt"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_what_mindspore_saved_becomes_what_it_should_have_made_of_it(tmp_path: Path, case: Path, output: str) -> None:
+def test_files_of_mindspore_are_transformed_to_the_expected_files(tmp_path: Path, case: Path, output: str) -> None:
     given, out = sides(case), tmp_path / "out"
     transform_checkpoints(str(case / "src"), str(out), "out", given["src"], given["dst"], output_format=output)
     got = as_held(out)
@@ -173,7 +173,7 @@ def test_the_highest_step_counts_as_a_number(home: Path) -> None:
     for name, seed in (("net-10_5", 5), ("net-9_7", 7)):
         plain(home / "a", tp(4), filled(tp(4), seed), name)
     call(home)
-    assert written(home / "b") == {r: held(tp(2), r, filled(tp(4), 5)) for r in (0, 1)}
+    assert written(home / "b") == {r: blobs_of_rank(tp(2), r, filled(tp(4), 5)) for r in (0, 1)}
 
 
 def test_ranks_of_different_steps_are_not_mixed(home: Path) -> None:
@@ -197,7 +197,7 @@ def test_ranks_of_different_steps_are_not_mixed(home: Path) -> None:
         shutil.copy(file, folder / f"net_{rank}_20.safetensors")
         file.rename(folder / f"net_{rank}_10.safetensors")
     call(home)
-    assert written(home / "b") == {r: held(tp(2), r, filled(tp(4))) for r in (0, 1)}
+    assert written(home / "b") == {r: blobs_of_rank(tp(2), r, filled(tp(4))) for r in (0, 1)}
 
 
 @pytest.mark.parametrize("names", [("x", "y"), ("x-1", "y-1"), ("net-1_1", "net-2")], ids=["none", "same", "mixed"])
@@ -215,17 +215,17 @@ def test_a_checkpoint_of_ours_brings_its_strategy_along(tmp_path: Path) -> None:
     full = filled(small())
     save(tmp_path / "a", small(), full)
     transform_checkpoints(str(tmp_path / "a"), str(tmp_path / "b"), "out", output_format="safetensors")
-    assert written(tmp_path / "b") == {0: held(single(small()), 0, full)}
+    assert written(tmp_path / "b") == {0: blobs_of_rank(single(small()), 0, full)}
     other = strategy_text(tmp_path / "x.json", single(small()))
     text = f"src_strategy_file: not the strategy that {tmp_path / 'a'} was saved with; give None to use that one"
     assert refusal(lambda: transform_checkpoints(str(tmp_path / "a"), str(tmp_path / "c"), "out", other)) == text
 
 
-def test_what_was_written_can_be_read_again_and_swapped_files_are_named(home: Path) -> None:
+def test_written_files_can_be_read_again_and_swapped_ones_are_named(home: Path) -> None:
     call(home)
     call(home, src_checkpoints_dir=home / "b", dst_checkpoints_dir=home / "c", src_strategy_file=home / "b.json",
          dst_strategy_file=None)  # fmt: skip
-    assert written(home / "c") == {0: held(single(tp(4)), 0, filled(tp(4)))}
+    assert written(home / "c") == {0: blobs_of_rank(single(tp(4)), 0, filled(tp(4)))}
     one, two = (home / "b" / f"rank_{r}" / f"out{r}.safetensors" for r in (0, 1))
     shutil.copy(one, home / "x")
     shutil.copy(two, one)
@@ -247,7 +247,7 @@ def test_files_belong_to_their_layout_in_whatever_form_it_is_given(tmp_path: Pat
                             enumerate([("ours", a), (written_in, b), (form, b)]))  # fmt: skip
     transform_checkpoints(tmp_path / "a", tmp_path / "b", "out", before, first, output_format="safetensors")
     transform_checkpoints(tmp_path / "b", tmp_path / "c", "out", again, output_format="safetensors")
-    assert written(tmp_path / "c") == {0: held(single(a), 0, filled(a))}
+    assert written(tmp_path / "c") == {0: blobs_of_rank(single(a), 0, filled(a))}
     shutil.copy(tmp_path / "b/rank_1/out1.safetensors", tmp_path / "b/rank_0/out0.safetensors")
     stale = given_in(tmp_path / "stale", form, net(4, swapped=True))
     file = f"{tmp_path}/b/rank_0/out0.safetensors: a file of another rank or layout: it says"
@@ -270,7 +270,7 @@ def given_in(path: Path, form: str, strategy: Strategy) -> str:
 def replaced(rank: int, act: Callable[[dict[str, Blob]], object]) -> Callable[[Path], None]:
     def change(home: Path) -> None:
         path = home / "a" / f"rank_{rank}" / "net-1_1.safetensors"
-        tensors = held(tp(4), rank, filled(tp(4)))
+        tensors = blobs_of_rank(tp(4), rank, filled(tp(4)))
         act(tensors)
         write_file(path, tensors, {})
 
@@ -422,4 +422,4 @@ def test_by_rank_refuses_what_it_cannot_do(home: Path, other: dict[str, Any], ki
 
 def test_by_rank_reads_only_the_files_that_it_was_given(home: Path) -> None:
     by_rank(home)
-    assert dict(read_full(home / "one.safetensors")) == held(tp(2), 1, filled(tp(4)))
+    assert dict(read_full(home / "one.safetensors")) == blobs_of_rank(tp(2), 1, filled(tp(4)))

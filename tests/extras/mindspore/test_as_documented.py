@@ -87,7 +87,7 @@ def test_build_searched_strategy_reads_the_layout_of_each_parameter(path: Path) 
     assert {layout.grid.size for layout in found.values()} == {n * (max(file.stages()) + 1) for n in ranks}
 
 
-def test_what_is_no_strategy_file_is_refused() -> None:
+def test_files_that_are_no_strategy_file_are_refused() -> None:
     Path("x.ckpt").write_bytes(b"\xff\xff")
     assert refusal(lambda: build_searched_strategy(3), TypeError) == (  # type: ignore[arg-type]
         "strategy_filename: expected a path or None, got int"

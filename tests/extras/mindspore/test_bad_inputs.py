@@ -29,7 +29,7 @@ from launcher.extras.mindspore.ckpt import TEXT, open_ckpt, text_bytes, write_ck
 from launcher.extras.mindspore.shapes_of_slices import of_full_tensors
 from launcher.plan.values.tensor_spec import TensorSpec
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import files, filled, held, save
+from tests.checkpoint.saving import blobs_of_rank, files, filled, save
 from tests.extras.mindspore.small_net import Files, Home, cut_short, made, net, refused
 from tests.extras.mindspore.truth import FIXTURES, blobs, rank_files
 
@@ -208,7 +208,7 @@ def test_row_7_a_flipped_bit_in_a_checkpoint_of_ours_is_named(tmp_path: Path) ->
 
 def test_row_8_a_flipped_bit_in_a_ckpt_with_a_checksum_is_found(tmp_path: Path) -> None:
     home = made(tmp_path, ".ckpt", net(4), net(2))
-    tensors = held(net(4), 1, home.full)
+    tensors = blobs_of_rank(net(4), 1, home.full)
     specs = {n: b.spec for n, b in tensors.items()}
     write_ckpt(home.file(1), specs, lambda n: [tensors[n].data], crc=True)
     home.call(dst_checkpoints_dir=tmp_path / "good")
@@ -223,7 +223,7 @@ def test_row_8_a_flipped_bit_in_a_ckpt_with_a_checksum_is_found(tmp_path: Path) 
 
 def test_row_9_a_ckpt_cut_between_two_tensors_lacks_the_last(tmp_path: Path) -> None:
     home = made(tmp_path, ".ckpt", net(4), net(2))
-    last = [*held(net(4), 3, home.full)][-1]
+    last = [*blobs_of_rank(net(4), 3, home.full)][-1]
     home.put(3, drop(last))
     whole = made(tmp_path / "x", ".ckpt", net(4), net(2)).file(3).read_bytes()
     assert whole.startswith(home.file(3).read_bytes())  # so the damaged file is the original, cut at a record
@@ -257,7 +257,7 @@ def turned(blob: Blob) -> Blob:
 def test_row_29_a_string_among_the_tensors_goes_along(tmp_path: Path) -> None:
     home = made(tmp_path, ".ckpt", net(4), net(2))
     for rank in range(4):
-        tensors = held(net(4), rank, home.full)
+        tensors = blobs_of_rank(net(4), rank, home.full)
         specs = {n: b.spec for n, b in tensors.items()} | {"run": TensorSpec((3,), TEXT)}
         write_ckpt(home.file(rank), specs, lambda n, of=tensors: [of[n].data] if n in of else [text_bytes("abc")])
     home.call()
@@ -267,7 +267,7 @@ def test_row_29_a_string_among_the_tensors_goes_along(tmp_path: Path) -> None:
 def test_row_30_encrypted_sources_are_told_from_damaged_ones(tmp_path: Path) -> None:
     home, key = made(tmp_path, ".ckpt", net(4), net(2)), bytes(range(32))
     for rank in range(4):
-        tensors = held(net(4), rank, home.full)
+        tensors = blobs_of_rank(net(4), rank, home.full)
         specs = {n: b.spec for n, b in tensors.items()}
         write_ckpt(home.file(rank), specs, lambda n, of=tensors: [of[n].data], key=key)
     text = (
@@ -277,7 +277,7 @@ def test_row_30_encrypted_sources_are_told_from_damaged_ones(tmp_path: Path) -> 
     refused(home, text)
     found = load_segmented_checkpoints(str(home.file(0).parent), dec_key=key)
     raw = {n: bytes(p.detach().reshape(-1).view(torch.uint8).numpy()) for n, p in found.items()}
-    assert raw == {n: bytes(blob.data) for n, blob in held(net(4), 0, home.full).items()}
+    assert raw == {n: bytes(blob.data) for n, blob in blobs_of_rank(net(4), 0, home.full).items()}
 
 
 def test_row_31_a_checksum_and_a_key_together_are_refused(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ FIXED = {"34 optimizer shards along an ascending tensor map": "c16_bug_opt_shard
 
 
 @pytest.mark.parametrize("row", FIXED)
-def test_what_mindspore_gets_wrong_equals_the_slices_of_the_full_tensors(tmp_path: Path, row: str) -> None:
+def test_transforms_that_mindspore_gets_wrong_are_correct_here(tmp_path: Path, row: str) -> None:
     folder = FIXTURES / "cases" / FIXED[row]
     side = {which: str(next(folder.glob(f"{which}_strategy.*"))) for which in ("src", "dst")}
     transform_checkpoints(folder / "src", tmp_path / "out", "out", side["src"], side["dst"])
@@ -332,7 +332,7 @@ def test_what_mindspore_gets_wrong_equals_the_slices_of_the_full_tensors(tmp_pat
     assert found is not None
     dst = of_full_tensors(found, {n: b.spec for n, b in full.items()})
     for rank, path in rank_files(tmp_path / "out").items():
-        want = held(dst, rank, {n: bytes(full[n].data) for n in dst.entries})
+        want = blobs_of_rank(dst, rank, {n: bytes(full[n].data) for n in dst.entries})
         assert {n: b for n, b in blobs(path).items() if n in want} == want
 
 

@@ -73,7 +73,7 @@ def test_each_file_that_mindspore_made_is_the_box_of_the_converted_strategy(fold
 
 @pytest.mark.parametrize("folder", WHOLE, ids=lambda c: c.name)
 @pytest.mark.parametrize("which", ["src", "dst"])
-def test_what_no_strategy_lists_is_whole_and_the_same_on_every_rank(folder: Path, which: str) -> None:
+def test_unlisted_tensors_are_full_and_equal_on_every_rank(folder: Path, which: str) -> None:
     path = side(folder, which)
     listed = set() if path is None else {n for layouts in read_strategy(path).stages().values() for n in layouts}
     first = blobs(rank_files(folder / "src")[0])

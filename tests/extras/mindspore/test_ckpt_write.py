@@ -9,7 +9,7 @@ from launcher.plan.values.tensor_spec import TensorSpec
 from tests.extras.mindspore.truth import exactly
 
 
-def test_what_a_ckpt_file_cannot_hold_is_refused_before_it_is_written(tmp_path: Path) -> None:
+def test_dtypes_and_options_that_a_ckpt_file_cannot_store_are_refused(tmp_path: Path) -> None:
     told = f"w: a .ckpt file cannot store float8_e5m2; it stores {', '.join(NAMES)}"
     with pytest.raises(ValueError, match=exactly(told)):
         write_ckpt(tmp_path / "x", {"w": TensorSpec((1,), "float8_e5m2")}, lambda _: [b"1"])

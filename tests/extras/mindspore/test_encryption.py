@@ -25,7 +25,7 @@ def contents(file: Ckpt) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_mindspore_encrypted_is_what_it_saved_in_the_clear(mode: CipherMode) -> None:
+def test_a_file_that_mindspore_encrypted_has_the_content_of_the_plain_file(mode: CipherMode) -> None:
     file, plain = open_ckpt(FILES[mode], KEYS[mode], mode), open_ckpt(FORMATS / "dtypes.ckpt")
     assert file.entries == plain.entries
     assert contents(file) == contents(plain)
@@ -34,7 +34,7 @@ def test_what_mindspore_encrypted_is_what_it_saved_in_the_clear(mode: CipherMode
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("size", [16, 24, 32])
 @pytest.mark.parametrize("block", [64, 97, encryption.BLOCK])
-def test_what_is_encrypted_opens_again(
+def test_an_encrypted_ckpt_file_can_be_decrypted_again(
     mode: CipherMode, size: int, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if size not in encryption.KEYS[mode]:

@@ -16,7 +16,7 @@ from launcher.extras.mindspore.ckpt import write_ckpt
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import filled, held, save
+from tests.checkpoint.saving import blobs_of_rank, filled, save
 from tests.extras.mindspore.small_net import Home, made, net
 from tests.extras.mindspore.truth import blobs
 
@@ -36,7 +36,7 @@ def home(tmp_path: Path, request: pytest.FixtureRequest) -> Home:
 
 @pytest.mark.parametrize("sides", [("src",), ("dst",), ("src", "dst")], ids=" and ".join)
 @pytest.mark.parametrize("stages", [1, 2])
-def test_what_a_strategy_of_trainable_parameters_leaves_out_is_copied(
+def test_tensors_that_a_strategy_of_trainable_parameters_leaves_out_are_copied(
     tmp_path: Path, home: Home, sides: tuple[str, ...], stages: int
 ) -> None:
     home = made(tmp_path / "x", home.suffix, net(2, stages, SHAPES), net(4, shapes=SHAPES))
@@ -51,7 +51,7 @@ def test_what_a_strategy_of_trainable_parameters_leaves_out_is_copied(
     assert blobs(by_rank) == blobs(home.path / "out" / "rank_3" / f"out3{home.suffix}")
 
 
-def test_it_is_read_for_an_import_too(home: Home) -> None:
+def test_tensors_that_a_strategy_leaves_out_are_imported(home: Home) -> None:
     home.strategy("src", trainable(home.src))
     found = read_incoming(home.path / "src", strategy=home.path / "src.ckpt").tensors
     assert {name: spec.shape for name, spec in found.specs.items()} == SHAPES
@@ -100,7 +100,7 @@ def copies(home: Home, ranks: int, change: dict[int, dict[str, Blob]] | None = N
     """Write ``rank_<k>`` folders of data-parallel ranks; each has the full checkpoint."""
     folder = home.path / "copies"
     one = net(1, shapes=SHAPES)
-    full = held(one, 0, filled(one))
+    full = blobs_of_rank(one, 0, filled(one))
     for rank in range(ranks):
         tensors = {**full, **(change or {}).get(rank, {})}
         path = folder / f"rank_{rank}" / "net-1_1.ckpt"
@@ -153,7 +153,7 @@ def test_a_checkpoint_of_ours_takes_a_strategy_of_its_trainable_parameters(tmp_p
     assert {n: found[n].layout.split for n in LEFT} == {n: ((),) * len(SHAPES[n]) for n in LEFT}
 
 
-def test_what_is_left_out_is_on_the_stages_of_its_module() -> None:
+def test_left_out_tensors_are_on_the_stages_of_their_module() -> None:
     target = with_left_out_tensors(trainable(net(2, 2, SHAPES)), net(4, shapes=SHAPES))
     at = {name: dict(target.entries[name].layout.at).get("pp") for name in LEFT}
     assert at == {"bn.moving_mean": (1,), "bn.moving_variance": (1,), "frozen.w": None}

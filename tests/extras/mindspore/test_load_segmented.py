@@ -63,7 +63,9 @@ def test_the_files_of_a_folder_are_one_mapping(folder: Path, given: dict[str, An
          "{folder}: filter_prefix, specify_prefix and choice_func leave none of 4 tensors"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_done_is_refused(folder: Path, given: dict[str, Any], kind: type[Exception], text: str) -> None:
+def test_invalid_arguments_of_load_segmented_checkpoints_are_refused(
+    folder: Path, given: dict[str, Any], kind: type[Exception], text: str
+) -> None:
     assert refusal(lambda: load_segmented_checkpoints(str(folder), **given), kind) == text.format(folder=folder)
 
 
@@ -114,7 +116,7 @@ def test_a_prefix_that_is_given_makes_the_choice(folder: Path) -> None:
     assert sorted(found) == ["layer.b", "layer.w"]
 
 
-def test_what_every_segment_repeats_is_there_once(folder: Path) -> None:
+def test_tensors_that_every_segment_repeats_are_loaded_once(folder: Path) -> None:
     write_file(folder / "c.safetensors", {"layer.w": Blob.of("int8", (7,), b"layer.w"),
                                           "tail.w": Blob.of("int8", (), b"x")}, {})  # fmt: skip
     assert sorted(load_segmented_checkpoints(str(folder))) == ["adam.m", "head.w", "layer.b", "layer.w", "tail.w"]
@@ -142,7 +144,7 @@ def test_names_match_by_their_ends_and_numbers_take_the_width_of_the_net(tmp_pat
     net.load_state_dict({n.removeprefix("backbone."): v for n, v in found.items() if n.startswith("backbone.")})
 
 
-def test_what_a_name_or_a_width_cannot_decide_is_refused(tmp_path: Path) -> None:
+def test_ambiguous_names_and_widths_are_refused(tmp_path: Path) -> None:
     load: Any = load_segmented_checkpoints
     head = "the checkpoint does not fit the net:\n"
     two = saved(

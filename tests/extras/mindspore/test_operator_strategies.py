@@ -124,7 +124,7 @@ UNREADABLE: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("data", "told"), UNREADABLE.values(), ids=UNREADABLE)
-def test_what_cannot_be_read_is_named(data: Any, told: str) -> None:
+def test_operator_strategies_that_cannot_be_read_are_named(data: Any, told: str) -> None:
     with pytest.raises(ValueError, match=exactly(told)):
         strategies(operator_strategies.node_strategies(data), KEY, "o.json")
 

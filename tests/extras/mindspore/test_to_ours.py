@@ -181,7 +181,9 @@ UNFIT = "the strategy file does not fit:\n"
         ),
     ],
 )
-def test_what_does_not_fit_is_named(layouts: dict[str, Slicing], full: dict[str, TensorSpec], message: str) -> None:
+def test_layouts_that_do_not_fit_the_tensors_are_named(
+    layouts: dict[str, Slicing], full: dict[str, TensorSpec], message: str
+) -> None:
     with pytest.raises(ValueError, match=exactly(message)):
         to_strategy(file_of(layouts), full)
 

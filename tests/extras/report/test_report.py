@@ -54,7 +54,7 @@ def test_a_curve_is_bounded_and_keeps_means_and_extremes() -> None:
     assert all(a[1] + 1 == b[0] for a, b in pairwise(steps))
 
 
-def test_steps_that_are_trained_again_replace_what_was_said_of_them() -> None:
+def test_steps_that_are_trained_again_replace_their_points_of_a_curve() -> None:
     some = curve(4, 3, 2, 1)
     some.add(3, 2.5)
     assert [(p.last, p.mean) for p in some] == [(1, 4), (2, 3), (3, 2.5)]
@@ -84,7 +84,7 @@ def test_any_numbers_can_be_drawn(values: tuple[float, ...]) -> None:
     assert all(-1 <= float(n) <= 560 for n in re.findall(r"-?\d+\.\d", drawn))
 
 
-def test_it_is_written_now_and_then_and_at_the_end(tmp_path: Path) -> None:
+def test_the_report_is_written_at_intervals_and_at_the_end(tmp_path: Path) -> None:
     now = 0.0
     with RunReport(tmp_path, "lm", ("a=<b>",), rows(1, 2), clock=lambda: now) as report:
         report.feed(rows(3)[0])
@@ -139,7 +139,7 @@ def test_numbers_that_cannot_be_drawn_end_no_run(tmp_path: Path, caplog: pytest.
     assert [r.getMessage().endswith("; the run continues without it") for r in caplog.records] == [True]
 
 
-def test_where_it_cannot_be_written_the_run_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_continues_if_its_report_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with RunReport(tmp_path / "gone", "lm") as report:
         report.feed(rows(1)[0])
         report.feed(rows(2)[0])

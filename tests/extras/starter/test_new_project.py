@@ -64,7 +64,7 @@ def test_the_plan_of_its_recipe(project: Path) -> None:
     assert "  tied      embed.weight = head.weight on stages 0, 1: gradients summed, counted and saved once\n" in plan
 
 
-def test_it_trains_as_it_is_on_two_ranks_and_learns(project: Path) -> None:
+def test_the_new_project_trains_unchanged_on_two_ranks_and_learns(project: Path) -> None:
     line = command(project, r"train\.yaml *$")
     assert line == "python -m launcher recipe=train.yaml"
     ran(project, line)
@@ -80,18 +80,20 @@ def test_two_ranks_train_the_numbers_of_one_process(project: Path) -> None:
     assert "\ncertify: holds: 50 parameters, " in ran(project, command(project, "certify"))
 
 
-def test_its_sweep(project: Path) -> None:
+def test_the_sweep_of_the_new_project_runs(project: Path) -> None:
     ran(project, command(project, " -m recipe").replace("train.steps=50", "train.steps=2"))
     with (project / "runs/sweeps/0001/summary.csv").open() as file:
         assert [row["status"] for row in csv.DictReader(file)] == ["done", "done"]
 
 
-def test_its_readme_has_ten_lines(project: Path) -> None:
+def test_the_readme_of_the_new_project_has_ten_lines(project: Path) -> None:
     assert (project / "README.md").read_text().count("\n") == 10
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["not there", "empty"])
-def test_what_it_says(there: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_prints_the_files_and_the_next_command(
+    there: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "my projects" / "a"
     if there:
         folder.mkdir(parents=True)
@@ -104,7 +106,7 @@ def test_what_it_says(there: bool, tmp_path: Path, capsys: pytest.CaptureFixture
     assert names(folder.parent) == ["a"]
 
 
-def test_the_folder_that_one_is_in_stays_the_same_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_in_the_current_folder_does_not_replace_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with chdir(tmp_path):
         assert main(["init", "."]) == 0
         assert sorted(os.listdir()) == FILES  # the folder itself, wherever its path leads now
@@ -129,14 +131,16 @@ def test_a_file_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("words", [(), ("a", "b"), ("--help",), ("",)], ids=["none", "two", "a flag", "no name"])
-def test_it_takes_one_folder(words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_takes_exactly_one_folder(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with chdir(tmp_path):
         assert refusal(capsys, *words) == "init: needs one folder, as in: launcher init my_project\n"
     assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("folder", ["s3://bucket/mine", "file:///tmp/mine", "~/mine"])
-def test_what_no_setting_takes_as_a_path_is_no_folder(
+def test_init_refuses_paths_that_settings_refuse(
     folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ValueError, match=r"path|word") as why:
@@ -147,7 +151,7 @@ def test_what_no_setting_takes_as_a_path_is_no_folder(
 
 
 @pytest.mark.parametrize("where", ["new/deep/mine", "empty"])
-def test_what_cannot_be_written_leaves_nothing(
+def test_a_project_that_cannot_be_written_leaves_no_files(
     where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "empty").mkdir()

@@ -81,7 +81,7 @@ def test_two_cells_are_at_work_at_a_time(tmp_path, command):
     assert run(tmp_path / "grid", command, "optim.lr=1,2", "sweep.parallel=2") == 0
 
 
-def test_one_at_a_time_where_their_speed_counts(tmp_path, command, capfd):
+def test_cells_run_one_at_a_time_if_the_metric_is_a_speed(tmp_path, command, capfd):
     assert run(tmp_path / "grid", command, "optim.lr=1,2,3", "sweep.metric=step_ms") == 0
     told = capfd.readouterr().out.splitlines()
     assert [line.partition(" after")[0] for line in told[:6]] == [
@@ -89,7 +89,7 @@ def test_one_at_a_time_where_their_speed_counts(tmp_path, command, capfd):
     ]  # fmt: skip
 
 
-def test_cells_that_are_the_same_run_have_what_the_first_came_to(tmp_path, command, capfd):
+def test_cells_of_the_same_run_get_the_result_of_the_first(tmp_path, command, capfd):
     same = ("optim.lr=1,2", "parallel.pipeline.scheduler=1f1b,gpipe", "parallel.pipeline.micro_batch_num=1")
     assert run(tmp_path / "grid", command, *same) == 0
     found = rows(tmp_path / "grid")
@@ -100,7 +100,7 @@ def test_cells_that_are_the_same_run_have_what_the_first_came_to(tmp_path, comma
     assert sorted(p.parent.name for p in (tmp_path / "grid").glob("*/status.json")) == ["0-1-1f1b", "2-2-1f1b"]
 
 
-def test_what_failed_is_told_of_those_that_are_the_same_run_too(tmp_path):
+def test_cells_of_the_same_run_fail_together(tmp_path):
     script = tmp_path / "cell.py"
     script.write_text("import sys\nsys.exit('out of luck')\n")
     same = ("parallel.pipeline.scheduler=1f1b,gpipe", "parallel.pipeline.micro_batch_num=1")

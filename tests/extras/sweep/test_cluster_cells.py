@@ -86,7 +86,7 @@ def test_a_frozen_cell_runs_as_its_task_would_and_counts(place, capsys):
     assert "1 of 2 done" in capsys.readouterr().out
 
 
-def test_what_failed_and_what_is_gone_is_submitted_again(place):
+def test_failed_and_vanished_cells_are_submitted_again(place):
     assert main(list(GRID)) == 0
     cell = place / "grid/1-0.01"
     write_status(cell, status="failed", overrides=[f"recipe={cell}/request.yaml", f"run_dir={cell}"], error="rank 0")
@@ -147,7 +147,7 @@ inside an allocation
     ],
     ids=["long-array", "sampler"],
 )
-def test_what_a_cluster_cannot_do_is_refused(words, told, place, capsys):
+def test_sweeps_that_the_cluster_cannot_run_are_refused(words, told, place, capsys):
     pytest.importorskip("optuna", reason="optuna is not installed")
     assert main([*GRID, *words]) == 2
     found = re.sub(r"(?<=slurm.yaml:)[\d:]+", "LINE", capsys.readouterr().err)

@@ -48,7 +48,7 @@ def changed(step: int, **values) -> list[dict]:
     ],
     ids=["same", "rounding", "loss", "gradient", "later", "nan", "fewer-steps"],
 )
-def test_early_steps_are_judged(tmp_path, mine, early, whole, right):
+def test_differences_are_judged_by_the_early_steps(tmp_path, mine, early, whole, right):
     gap = sweep(tmp_path, ("1f1b", ROWS), ("gpipe", mine))["1-x"]
     assert gap.of == "0-x"
     assert gap.early == pytest.approx(early, rel=0.01)
@@ -60,7 +60,7 @@ def test_cells_of_other_numbers_are_not_compared(tmp_path):
     assert sweep(tmp_path, ("1f1b", ROWS), ("other", changed(1, loss=9.0))) == {}
 
 
-def test_what_numbers_hang_on_is_all_but_the_layout():
+def test_settings_that_change_numbers_exclude_the_layout():
     layout = ("+parallel.grid.tp=2", "operators=megatron", "launch.nproc=2", "parallel.pipeline.micro_batch_num=2")
     rest = ("recipe=lm_tp2", "optim.lr=1", "parallel.gradients_mean=false", "parallel.pipeline.loss_reduction=sum")
     assert number_settings(Cell("0", (*layout, *rest), ())) == rest

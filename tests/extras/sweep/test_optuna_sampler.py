@@ -92,7 +92,7 @@ def test_proposals_wait_for_those_before_the_window_whichever_ends_first(tmp_pat
     assert names([three]) == names([other.ask()])
 
 
-def test_what_cannot_run_is_refused_and_does_not_count(tmp_path):
+def test_cells_that_cannot_run_are_refused_and_not_counted(tmp_path):
     found = all_of(sampler(tmp_path, LR, "parallel.pipeline.stages=1,3", "launch.nproc=1", "sweep.cells=4"))
     refused = [one.refused for one in found if one.refused]
     assert len(found) - len(refused) == 4
@@ -119,13 +119,13 @@ def test_repeats_are_one_proposal_and_count_by_their_mean(tmp_path):
     assert some._study.trials[0].value == 1.0
 
 
-def test_seconds_teach_as_any_metric_does(tmp_path):
+def test_the_sampler_learns_from_seconds_as_from_any_metric(tmp_path):
     some = sampler(tmp_path, LR, "sweep.cells=2", metric="seconds")
     some.tell(replace(done(some.ask()), seconds=7.5), ())
     assert some._study.trials[0].value == 7.5
 
 
-def test_successive_halving_ends_what_is_behind_at_a_rung(tmp_path):
+def test_successive_halving_ends_cells_that_are_behind_at_a_rung(tmp_path):
     some = sampler(tmp_path, LR, "sweep.cells=9", "sweep.prune=asha", "train.eval_every=2")
     told = []
     for worse in (0.0, 1.0, -1.0, 2.0):
@@ -148,7 +148,7 @@ def test_successive_halving_ends_what_is_behind_at_a_rung(tmp_path):
     ],
     ids=["failed", "no-metric", "no-number", "pruned-without-a-report", "done"],
 )
-def test_only_numbers_teach(result, state, tmp_path):
+def test_the_sampler_learns_only_from_finite_metrics(result, state, tmp_path):
     some = sampler(tmp_path, LR, "sweep.cells=2")
     one = some.ask()
     some.tell(replace(done(one), **result), ())

@@ -44,7 +44,7 @@ def pictures(page: str) -> list[ElementTree.Element]:
     return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
 
 
-def test_it_has_a_line_a_cell_the_best_first_and_nothing_of_a_cell_is_taken_for_markup():
+def test_the_report_lists_the_best_cell_first_and_escapes_markup():
     page = report.page("0001", some(), False, ["summary.csv"])
     rows = [re.sub("<[^>]+>", " ", row) for row in re.findall("<tr>.*?</tr>", page, re.DOTALL)]
     assert [row.split()[:3] for row in rows][:2] == [

@@ -43,7 +43,7 @@ def test_steps_that_come_again_take_the_place_of_what_was_said(tmp_path):
     assert [(row["step"], row.get("again")) for row in reader.read()] == [(1, None), (2, True)]
 
 
-def test_what_is_no_row_begins_anew(tmp_path):
+def test_an_invalid_row_makes_the_reader_start_again(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(text(1) + "xx\n")
     reader = RowReader(tmp_path)
@@ -52,7 +52,7 @@ def test_what_is_no_row_begins_anew(tmp_path):
     assert [row["step"] for row in reader.read()] == [1, 2, 3]
 
 
-def test_reports_are_of_what_has_the_metric():
+def test_only_rows_with_the_metric_are_reported():
     rows = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": None}, {"step": 2, "val_loss": 1.5}]
     assert reports(rows, "val_loss") == [(2, 1.5)]
     (_, first), (step, second) = reports(rows, "loss")

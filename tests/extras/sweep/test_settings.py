@@ -136,7 +136,7 @@ KNOWN = "val_loss, loss, seconds, memory_mb, samples_per_s, tokens_per_s, step_m
         "written-axis", "end-of-an-interval",
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_is_refused(words, told, tmp_path, monkeypatch, capsys):
+def test_sweep_settings_that_contradict_each_other_are_refused(words, told, tmp_path, monkeypatch, capsys):
     pytest.importorskip("optuna", reason="optuna is not installed")
     monkeypatch.chdir(tmp_path)
     assert main([*LINE, *words]) == 2
@@ -147,7 +147,7 @@ def test_what_does_not_go_together_is_refused(words, told, tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_wrong_in_other_cells_is_said_too(capsys):
+def test_problems_of_all_cells_are_reported_together(capsys):
     assert main([*LINE, "optim.lr=-1,1,x"]) == 2
     assert capsys.readouterr().err == (
         """error: 2 problems in this request; nothing was started

@@ -32,7 +32,7 @@ def sweep(tmp_path: Path) -> Path:
     return at
 
 
-def test_how_far_its_cells_are(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_the_progress_of_each_cell(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", str(sweep)]) == 0
     assert capsys.readouterr().out == (
         "0-1: done\n"

@@ -84,7 +84,7 @@ def certificates() -> dict[str, Certificate | None]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_certified(case: str) -> None:
+def test_layouts_on_devices_are_certified(case: str) -> None:
     found = certificates()[case]
     assert found is not None
     assert found.holds, found.verdict()

@@ -44,7 +44,7 @@ def test_the_accelerator_is_taken_where_there_are_enough_and_the_plan_says_so(tm
     assert all(0 < row["memory_mb"] == row["memory_reserved_mb"] < 5 for row in done.rows)
 
 
-def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_devices_and_backends_that_a_machine_lacks_are_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for words, text in {
         ("launch.device=npu",): "launch.device = npu: 4 ranks on this machine need a device each, torch sees 0; "

@@ -39,7 +39,7 @@ def test_a_write_through_data_is_found(name: str, tmp_path: Path) -> None:
     ("what", "text"),
     [("middle", "step 2: the forward changed b.middle using the"), ("weight", "after step 2 b.weight differs")],
 )
-def test_what_one_ranks_samples_change_is_found(what: str, text: str, tmp_path: Path) -> None:
+def test_changes_made_by_the_samples_of_one_rank_are_detected(what: str, text: str, tmp_path: Path) -> None:
     j = restarting(what, FOLLOW["replicas"])
     with pytest.raises(RanksFailed) as failed:
         on_devices(2, steps, j, apart(plan_job, j), tmp_path)

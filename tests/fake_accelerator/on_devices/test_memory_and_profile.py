@@ -15,7 +15,7 @@ LM = (
 )  # fmt: skip
 
 
-def test_what_is_proposed_when_memory_is_out_trains_when_pasted(tmp_path: Path) -> None:
+def test_the_cure_for_an_out_of_memory_error_trains_when_pasted(tmp_path: Path) -> None:
     code, said = fresh(*LM, "launch.check_memory=false", folder=tmp_path / "run", memory_mb=60)
     assert code == 1
     at = next(n for n, line in enumerate(said) if line.startswith("error: "))

@@ -106,7 +106,7 @@ def cell(schedule: str, data: str, tp: bool, tied: bool, recompute: str, precisi
 
 
 @cache
-def found() -> Mapping[tuple[Any, ...], Run]:
+def runs_of_rows() -> Mapping[tuple[Any, ...], Run]:
     """The runs are planned in one child process; the ranks are started once per world size."""
     jobs = {row: cell(*row) for row in ROWS}
     plans, wants = apart(expected, jobs)
@@ -136,7 +136,7 @@ def one_step_each(world: Any, cells: Mapping[Any, tuple[Job, Plan]]) -> dict[Any
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(str(word) for word in row))
 def test_every_gradient_is_that_of_the_cpu(row: tuple[Any, ...]) -> None:
-    found()[row].assert_same()
+    runs_of_rows()[row].assert_same()
 
 
 def pairs(row: tuple[Any, ...]) -> set[Pair]:
@@ -168,5 +168,5 @@ def test_every_pair_of_values_that_is_not_refused_is_in_a_row() -> None:
     assert apart(planned_pairs, missing) == []
 
 
-def test_what_is_compared_has_a_tolerance_of_rounding() -> None:
+def test_every_compared_precision_has_a_tolerance() -> None:
     assert {row[-1] for row in ROWS} == TOLERANCE.keys()

@@ -14,7 +14,7 @@ from tests.run.test_recipes import SMALLER, check_files, check_steps
 
 
 @pytest.mark.parametrize("recipe", SMALLER)
-def test_it_trains_two_steps_and_does_the_rest(recipe: str, tmp_path: Path) -> None:
+def test_every_recipe_trains_two_steps_and_runs_its_other_steps(recipe: str, tmp_path: Path) -> None:
     words = [f"recipe={recipe}", "train.steps=2", "launch.device=fake", f"runs={tmp_path}", *SMALLER[recipe]]
     if recipe == "smollm2_pp2_tp2":
         llama.write(tmp_path / "weights")

@@ -34,7 +34,7 @@ def test_a_number_takes_neither_true_nor_false(key: str) -> None:
     assert not [bad for bad in (True, False, *items) if keys.accepts(NUMBERS[key], bad)]
 
 
-def test_numbers_were_looked_at() -> None:
+def test_the_tested_numbers_include_the_common_settings() -> None:
     assert {"loss.ignore_index", "train.clip_norm", "optim.lr", "optim.betas", "launch.port"} <= {*NUMBERS}
     assert keys.accepts(NUMBERS["optim.lr"], "1e-4")  # a YAML 1.1 reader reads it as text
 

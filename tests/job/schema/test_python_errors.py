@@ -99,7 +99,7 @@ def test_a_job_made_in_python_raises_what_is_documented(name: str) -> None:
         assert isinstance(caught.value, TypeError) == (kind is TypeError or "None" in name)
 
 
-def test_what_is_wrong_of_a_part_is_named_within_it() -> None:
+def test_errors_of_a_section_made_in_python_name_its_own_keys() -> None:
     with pytest.raises(TypeError, match=r"^stages: '2': should be a whole number$"):
         Pipeline(stages="2")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^threshold: -1: should be at least 0$"):
@@ -127,7 +127,7 @@ def test_names_of_files_are_a_key_error_only_where_nothing_else_is_wrong() -> No
     assert not isinstance(caught.value, KeyError)
 
 
-def test_what_only_the_plan_can_tell_is_a_value_error() -> None:
+def test_problems_that_only_the_plan_finds_are_value_errors() -> None:
     with pytest.raises(ValueError, match=r"^parallel.transformer_opt: nowhere.json: cannot be read: No such file"):
         plan_job(job(parallel__transformer_opt="nowhere.json"))
     with pytest.raises(ValueError, match=r"^parallel.transformer_opt.x: unknown switch"):

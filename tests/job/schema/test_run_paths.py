@@ -41,7 +41,7 @@ def test_every_setting_that_takes_any_text_is_known_to_be_no_path():
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "hf", "https", "abfss"])
 @pytest.mark.parametrize("key", ["runs", "run_dir", "data.path", "checkpoint.resume", "steps.export.path"])
-def test_it_is_refused_by_name(key, scheme):
+def test_paths_with_a_remote_scheme_are_refused_by_name(key, scheme):
     with pytest.raises(RequestError) as caught:
         compose(["steps=[train,save,export]", f"{key}={scheme}://bucket/x"])
     (problem,) = caught.value.problems

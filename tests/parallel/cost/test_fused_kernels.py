@@ -56,7 +56,7 @@ def test_one_kernel_keeps_its_input_and_two_numbers_a_row() -> None:
     assert (out.shape, out.dtype, out.requires_grad) == ((2, 15, 64), torch.bfloat16, True)
 
 
-def test_in_pieces_it_keeps_more() -> None:
+def test_a_norm_that_is_not_fused_keeps_more_bytes() -> None:
     assert norm(fused=False)[0] > 2 * 2 * 30 * 64
 
 

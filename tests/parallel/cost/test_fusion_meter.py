@@ -36,7 +36,7 @@ def compiled(run: Callable[[Net, Tensor], Tensor]) -> Compiled:
     return measured.backward.compiled
 
 
-def test_what_lies_between_two_products_is_read_once_and_written_once() -> None:
+def test_fused_operations_between_two_products_read_and_write_once() -> None:
     found = compiled(lambda net, x: net.second(net.first(x).sin().cos().exp()))
     assert found.forward.moved == 6 * T - 2 * T  # three read and write; fused, they do so once
     assert found.forward.kernels == 2
@@ -54,7 +54,7 @@ def test_what_lies_between_two_products_is_read_once_and_written_once() -> None:
     ],
     ids=["of another", "taken", "returned", "a chain", "of nothing saved", "products"],
 )
-def test_what_is_made_of_saved_tensors_is_not_saved(run: Callable[[Net, Tensor], Tensor], saved: int) -> None:
+def test_values_computed_from_saved_tensors_are_not_saved(run: Callable[[Net, Tensor], Tensor], saved: int) -> None:
     assert compiled(run).saved == saved
 
 

@@ -130,7 +130,7 @@ def test_a_storage_on_meta_counts_at_its_current_size_and_gradients_apart():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system says which threads run")
-def test_what_another_thread_is_about_to_let_go_of_is_not_counted():
+def test_tensors_that_another_thread_is_about_to_release_are_not_counted():
     holds = Event()
 
     def transport(messages: list[torch.Tensor]) -> None:

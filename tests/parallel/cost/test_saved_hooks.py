@@ -31,7 +31,7 @@ def test_torch_func_grad_runs_while_saved_tensors_are_counted(func):
     assert meter.saved >= x.nbytes
 
 
-def test_what_runs_after_it_is_counted_as_before():
+def test_saved_tensors_are_counted_again_after_torch_func_grad():
     x = torch.ones(4, 8, requires_grad=True)
     with ForwardMeter((x,)) as meter:
         slope(x)

@@ -47,7 +47,7 @@ def plain(build: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("maker", constructors.EXACT, ids=lambda m: m.__name__)
-def test_what_is_replayed_is_bit_equal_to_a_plain_construction(maker):
+def test_a_replayed_constructor_is_bit_equal_to_a_plain_construction(maker):
     build = seeding(maker)
     model, recorded = constructor.record(build, 5)
     assert recorded.why == ""
@@ -79,13 +79,13 @@ def test_without_a_seed_of_its_own_the_path_is_the_same_and_the_numbers_are_alik
 
 
 @pytest.mark.parametrize("maker", constructors.EXACT, ids=lambda m: m.__name__)
-def test_what_is_replayed_is_what_a_plain_construction_makes_of_the_same_draws(maker):
+def test_a_replay_equals_a_plain_construction_with_the_same_draws(maker):
     model, recorded = constructor.record(maker, 5)
     constructors.mask.cache_clear()
     assert differing(maker, model, recorded) == ""
 
 
-def test_a_constructor_that_is_not_replayed_as_it_runs_is_told():
+def test_a_replay_that_differs_from_the_constructor_is_reported():
     model, recorded = constructor.record(constructors.LooksAtStrides, 5)
     assert recorded.why == ""
     assert differing(constructors.LooksAtStrides, model, recorded) == "gives b other values when it is replayed"
@@ -110,7 +110,7 @@ def test_equal_seeds_make_equal_layers():
 
 @pytest.mark.parametrize("seed", [0, 3])
 @pytest.mark.parametrize("maker", unrecorded.WHOLE, ids=lambda m: m.__name__)
-def test_what_cannot_be_recorded_is_built_whole_and_says_why(maker, seed):
+def test_a_constructor_that_cannot_be_recorded_is_built_in_full_with_the_reason(maker, seed):
     model, recorded = constructor.record(maker, seed)
     assert recorded.why == unrecorded.WHOLE[maker]
     assert not problems(maker, model, recorded)

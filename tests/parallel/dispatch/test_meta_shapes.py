@@ -28,7 +28,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_second_time_is_as_the_first(name):
+def test_a_cached_result_equals_the_computed_one(name):
     func, args = CALLS[name]()
     kwargs = args[-1] if isinstance(args[-1], dict) else {}
     args = args[:-1] if kwargs else args
@@ -47,7 +47,7 @@ def test_views_are_made_each_time(func):
         assert meta_shapes.run(func, (x, [6]), {}).untyped_storage()._cdata == x.untyped_storage()._cdata
 
 
-def test_what_returns_its_input_does_so_again():
+def test_an_operation_that_returns_its_input_returns_it_again():
     for _ in range(2):
         x = meta(2)
         with torch.inference_mode():
@@ -71,12 +71,12 @@ def test_an_error_is_raised_again():
             meta_shapes.run(aten.add.Tensor, (meta(2), meta(3)), {})
 
 
-def test_numbers_are_computed():
+def test_results_that_are_not_on_the_meta_device_are_computed():
     assert meta_shapes.run(aten.add.Tensor, (torch.ones(2), 1), {}).tolist() == [2.0, 2.0]
     assert meta_shapes.run(aten.add.Tensor, (torch.ones(2), 2), {}).tolist() == [3.0, 3.0]
 
 
-def test_trees_are_torchs():
+def test_tree_functions_agree_with_those_of_torch():
     from collections import OrderedDict, namedtuple
 
     from torch.utils import _pytree

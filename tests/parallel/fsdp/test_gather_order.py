@@ -184,7 +184,7 @@ ALONE = {
 }  # fmt: skip
 
 
-def test_one_stage_over_two_shards():
+def test_data_dependent_models_are_exact_on_one_stage_over_two_shards():
     assert_exact(some_of(ALONE) | {"all busy": ("Top1", experts("Top1", level="level3"), "all")})
 
 
@@ -207,20 +207,20 @@ LAYOUTS: list[tuple[str, str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def test_in_every_layout():
+def test_data_dependent_models_are_exact_in_every_layout():
     assert_exact(some_of({
         f"{net}, {level}, {layout}": (net, experts(net, level=level, **layout), "uneven")
         for nets, level, layout in LAYOUTS for net in nets.split()
     }))  # fmt: skip
 
 
-def test_in_bf16_too():
+def test_data_dependent_models_are_exact_in_bf16():
     cells = {f"{net}, {n}": (net, experts(net, level=n, precision="bf16"), "uneven")
              for net in ("Top1", "Drops") for n in LEVELS}  # fmt: skip
     assert_exact(some_of(cells, 2), tolerance=1e-6)
 
 
-def test_the_norms_of_a_rank_are_those_of_what_it_has():
+def test_local_norms_are_those_of_the_gradients_of_the_rank():
     ranks = assert_exact({"Top1": ("Top1", experts("Top1"), "uneven")})["Top1"]
     plan = plan_job(experts("Top1"))
     weights = whole(plan, [p for r in ranks for p in r[0]])
@@ -282,5 +282,5 @@ def test_nothing_is_gathered_by_itself_inside_of_what_looks_at_data(net):
     assert NOTE.format(said, "their") in map(str, plan.notes)
 
 
-def test_of_a_model_that_looks_at_nothing_nothing_is_said():
+def test_a_model_that_reads_no_values_gets_no_note():
     assert not [n for n in plan_job(experts("Drops")).notes if "look" in n.text]

@@ -41,7 +41,7 @@ def test_a_forward_waits_for_what_it_uses_and_no_more(level):
     assert [e for e in one if e.startswith(("gather", "wait"))] == one[:6] + [f"wait {name}" for name in uses]
 
 
-def test_what_is_large_is_gathered_when_the_group_before_it_is_used():
+def test_a_large_group_is_gathered_when_the_previous_one_is_used():
     j = sharded("level1")
     plan = plan_job(j)
     turns = tuple(Gathering(t.group, min(n + 2, 6)) for n, t in enumerate(plan.gathers[0]))
@@ -71,7 +71,7 @@ def test_level1_reduces_a_group_before_the_backward_of_the_one_before_it():
     ]  # fmt: skip
 
 
-def test_where_it_is_not_wanted_all_is_reduced_at_the_end():
+def test_without_overlap_all_groups_are_reduced_at_the_end():
     j = sharded("level1")
     off = {"transformer_opt": {"grad_computation_allreduce_overlap": False, "computation_allgather_overlap": False}}
     j = job(parallel=j.parallel.model_dump() | off)
@@ -127,7 +127,7 @@ KB = 1 / 1024
     ],
     ids=["as gathered", "two groups", "half a group"],
 )
-def test_what_is_scattered_together_need_not_be_gathered_together(size, expected):
+def test_groups_scattered_together_may_be_gathered_separately(size, expected):
     j = sharded("level1")
     fusion = {"reducescatter": {"mode": "size", "config": size}} if size else {}
     j = job(parallel=j.parallel.model_dump() | {"comm_fusion": fusion})

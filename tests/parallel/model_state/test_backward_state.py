@@ -52,7 +52,7 @@ def test_in_one_stage_order_is_that_of_one_process(how):
 
 
 @pytest.mark.parametrize("how", ["kept", "argument", "counts", "plain"])
-def test_what_is_kept_with_the_call_is_exact(how):
+def test_state_that_is_kept_with_its_call_is_exact_on_stages(how):
     job = net(how, 2, optim={"name": "sgd", "lr": 0.5})
     plan = plan_job(job)
     ranks = [r[how] for r in on_ranks(2, trained, {how: (job, plan)}, timeout_s=120)]

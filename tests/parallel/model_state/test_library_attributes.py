@@ -31,7 +31,7 @@ def none_is_left() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("how", PLACES)
-def test_it_is_named_and_put_back(how: str) -> None:
+def test_state_on_attributes_of_libraries_is_named_and_restored(how: str) -> None:
     names, net = files(nets.Net), nets.Net(how)
     before = variables(names)
     with put_back(names):
@@ -40,7 +40,7 @@ def test_it_is_named_and_put_back(how: str) -> None:
     assert not changed(before, variables(names))
 
 
-def test_what_libraries_keep_themselves_is_not_compared() -> None:
+def test_state_of_libraries_themselves_is_not_compared() -> None:
     assert "sys.modules" not in {name for name, _ in variables(files(nets.Net)).marks}
 
 

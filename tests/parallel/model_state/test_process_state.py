@@ -75,7 +75,7 @@ def test_planning_leaves_what_a_forward_counts_in_the_environment(
     ],
     ids=["stages", "recomputation"],
 )  # fmt: skip
-def test_where_it_would_count_otherwise_it_is_refused(parallel: dict[str, Any], text: str) -> None:
+def test_a_layout_that_would_change_counts_in_the_environment_is_refused(parallel: dict[str, Any], text: str) -> None:
     with pytest.raises(RequestError) as refused:
         plan_job(net(parallel))
     assert str(refused.value) == text.format(COUNTED)

@@ -44,14 +44,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("net", "text"), list(REFUSED.items()), ids=list(REFUSED))
-def test_what_another_stage_would_not_see_is_refused(net, text):
+def test_python_state_that_modules_of_two_stages_share_is_refused(net, text):
     with pytest.raises(RequestError) as refused:
         plan_job(own(f"python_state_nets.{net}", [6], stages=CUT))
     assert re.sub(r"\.py:\d+", ".py", str(refused.value)) == text
 
 
 @pytest.mark.parametrize("net", ["CountedAlone", "Recurrent"])
-def test_what_only_its_module_sees_is_exact(net):
+def test_python_state_of_one_module_is_exact_on_stages(net):
     assert_parity(own(f"python_state_nets.{net}", [6], stages=CUT, train__batch_size=4))
 
 
@@ -72,7 +72,7 @@ def test_a_stream_of_modules_of_two_stages_is_refused(kind):
         plan_job(streams(kind, share=True))
 
 
-def test_what_constructors_count_starts_anew_in_each_of_them():
+def test_counts_of_constructors_start_again_in_each_construction():
     job = own("python_state_nets.ByNumber", [6], stages=CUT, train__batch_size=4)
     nets.Numbered.made = 0
     plan = plan_job(job)
@@ -137,7 +137,7 @@ def test_every_change_is_seen(act, keys):
     assert changed(before, snapshot(model)) == keys
 
 
-def test_what_several_hold_goes_by_all_its_names():
+def test_a_changed_object_is_reported_under_all_its_names():
     model = stateful()
     before = snapshot(model)
     model.both[0] = 2

@@ -160,7 +160,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("name", "settings", "text"), REFUSED)
-def test_it_is_refused_with_the_place(name, settings, text, layout):
+def test_references_to_tensors_of_a_model_are_refused_with_the_place(name, settings, text, layout):
     with pytest.raises(RequestError) as caught:
         plan_job(net(name, layout, settings))
     assert str(caught.value) == text
@@ -184,7 +184,7 @@ def test_it_is_refused_with_the_place(name, settings, text, layout):
         ("Array", {"copied": True}),
     ],
 )
-def test_what_does_no_harm_is_planned(name, settings, layout):
+def test_harmless_references_to_tensors_of_a_model_are_planned(name, settings, layout):
     plan_job(net(name, layout, settings))
 
 

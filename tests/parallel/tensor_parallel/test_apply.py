@@ -72,7 +72,7 @@ def predicted(world: World, j: Job, plan: Plan) -> torch.Tensor | None:
     return pipe.predict(batch(j, plan)[0])
 
 
-def test_what_is_predicted_has_all_classes_on_every_rank_of_every_stage():
+def test_broadcast_outputs_have_all_classes_on_every_rank():
     pipeline = {"stages": 2, "output_broadcast": True}
     j = job(parallel={"operators": MEGATRON, "grid": {"tp": 2}, "pipeline": pipeline})
     plan = plan_job(j)

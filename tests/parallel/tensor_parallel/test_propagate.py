@@ -64,7 +64,7 @@ def _attend(x: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 @pytest.mark.parametrize("between", GOOD.values(), ids=GOOD)
-def test_what_works_part_by_part_stays_cut(between):
+def test_elementwise_code_between_cut_modules_keeps_the_cut(between):
     got = flow(Net(between), BOTH)
     assert [(s.arrives, s.takes, s.makes, s.sums, s.gives) for s in got.spreads] == [
         (None, None, 2, False, 2),
@@ -168,7 +168,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("between", "operators", "text"), list(BAD.values()), ids=list(BAD))
-def test_what_would_be_wrong_is_refused_with_the_reason(between, operators, text):
+def test_code_that_cannot_run_on_parts_is_refused_with_the_reason(between, operators, text):
     with pytest.raises(RequestError) as caught:
         flow(Net(between), operators)
     assert str(caught.value) == text

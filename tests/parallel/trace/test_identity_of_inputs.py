@@ -33,7 +33,7 @@ def planned(how: str, parallel: dict[str, Any]) -> Plan | str:
 
 
 @pytest.mark.parametrize("how", ["attribute", "class", "leaf", "node", "view"])
-def test_it_is_refused_behind_a_stage(how: str) -> None:
+def test_a_module_that_depends_on_the_identity_of_inputs_is_refused_behind_a_stage(how: str) -> None:
     assert planned(how, STAGES) == (
         f"model: c computes other results for a plain copy of b: it depends on more than the values ({ASKS}), but "
         "stages send only the values; pass what it needs as an argument, or put both on one stage"
@@ -41,7 +41,7 @@ def test_it_is_refused_behind_a_stage(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["attribute", "same"])
-def test_it_is_refused_where_weights_are_gathered(how: str) -> None:
+def test_a_module_that_depends_on_the_identity_of_inputs_is_refused_with_sharded_weights(how: str) -> None:
     assert planned(how, SHARDS) == (
         f"model: c: depends on more than the values of its inputs ({ASKS}), but FSDP2 passes new tensors to modules "
         "with sharded weights; pass what it needs as an argument, or shard nothing (try: parallel.hsdp=null)"
@@ -57,7 +57,9 @@ def test_it_is_refused_where_weights_are_gathered(how: str) -> None:
         *((how, STAGES) for how in ("changed in place", "same")),
     ],
 )
-def test_it_is_planned_where_the_objects_stay_the_same(how: str, parallel: dict[str, Any]) -> None:
+def test_a_module_that_depends_on_the_identity_of_inputs_is_planned_if_it_stays(
+    how: str, parallel: dict[str, Any]
+) -> None:
     assert isinstance(planned(how, parallel), Plan)
 
 

@@ -41,7 +41,7 @@ def test_as_many_rows_as_ids_are_planned(settings, data):
     planned(data, **settings)
 
 
-def test_stages_are_told_too():
+def test_a_table_with_too_few_rows_is_refused_on_stages():
     with pytest.raises(RequestError, match="embed has a table of 8 rows"):
         planned(OWN, stages=2, rows=8)
 

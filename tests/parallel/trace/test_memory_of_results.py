@@ -70,7 +70,7 @@ def refusal(job: Job) -> str:
 
 
 @pytest.mark.parametrize("name", list(REFUSED))
-def test_it_is_refused_over_shards(name: str) -> None:
+def test_results_that_share_memory_are_refused_with_sharded_weights(name: str) -> None:
     assert refusal(net(name, sharded("level3"))) == REFUSED[name]
 
 
@@ -85,7 +85,7 @@ def test_an_object_is_exact_where_weights_stay_gathered(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*CHANGED, "Notes", "NotesLater", "Sets", "SparseToModule"])
-def test_it_is_exact_over_replicas(name: str) -> None:
+def test_results_that_share_memory_are_exact_on_replicas(name: str) -> None:
     assert_parity(net(name, REPLICAS))
 
 

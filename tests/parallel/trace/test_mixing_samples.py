@@ -108,18 +108,18 @@ def test_a_model_too_large_to_try_is_noted_where_the_batch_is_cut(monkeypatch):
     assert notes(net("negatives", {})) == []
 
 
-def test_what_the_cure_says_is_planned():
+def test_the_cure_for_mixed_samples_is_planned():
     cured = {"pipeline": {"micro_batch_num": 1}}
     assert notes(net("negatives", cured)) == notes(net("negatives", {}))
 
 
-def test_it_is_training_that_counts():
+def test_a_model_that_mixes_samples_only_in_training_is_refused():
     with pytest.raises(RequestError):
         plan_job(net("mean", {"grid": {"dp_replicate": 2}}, "OnlyTrained"))
 
 
 @pytest.mark.parametrize("kind", MIXING)
-def test_in_one_piece_the_plan_says_so(kind):
+def test_an_undivided_batch_of_mixed_samples_is_noted(kind):
     assert notes(net(kind, {})) == [f"{MIXES}: another batch size, or a batch in parts, gives other results"]
 
 
@@ -128,7 +128,7 @@ def test_in_one_piece_the_plan_says_so(kind):
     "functional norm", "layer norm", "dropout", "experts", "experts and dropout", "turned round", "clipped by sample",
     "recomputed", "counts",
 ])  # fmt: skip
-def test_other_models_are_planned(kind, cut):
+def test_models_that_do_not_mix_samples_get_no_note(kind, cut):
     assert notes(net(kind, CUTS[cut])) == []
 
 
@@ -138,7 +138,7 @@ def test_other_models_are_planned(kind, cut):
     [("mixing_nets", "renormalized", "seen"), ("remembering_nets", "mean", "middle.kept")],
     ids=["in a buffer", "in Python"],
 )
-def test_what_remembers_micro_batches_is_planned_and_the_plan_says_so(name, kind, kept, parallel, samples):
+def test_a_model_that_remembers_micro_batches_is_planned_with_a_note(name, kind, kept, parallel, samples):
     """The results equal those of a plain loop that accumulates the gradients of micro batches."""
     model = {"_target_": f"tests.parallel.{name}.Net", "kind": kind}
     text = (

@@ -25,7 +25,7 @@ def net(kind: str, layout: str = "one", told: bool = False, every: int | None = 
     return own("remembering_nets.Net", [6], stages=1, **more)
 
 
-def said(job: Job) -> list[str]:
+def checkpoint_notes(job: Job) -> list[str]:
     return [n.text for n in plan_job(job).notes if n.key == "checkpoint"]
 
 
@@ -38,35 +38,37 @@ KEPT = (
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["number", "list", "deque", "array", "python", "numpy"])
-def test_what_python_keeps_is_named(kind, layout):
-    assert said(net(kind, layout)) == [KEPT]
+def test_python_state_that_a_forward_changes_is_noted(kind, layout):
+    assert checkpoint_notes(net(kind, layout)) == [KEPT]
 
 
-def test_what_a_class_keeps_is_named_and_what_a_file_only_writes_is_not():
-    assert said(net("calls")) == [KEPT.replace("middle.kept", "tests.parallel.remembering_nets.Remembers.calls")]
-    assert said(net("log")) == []
+def test_changed_class_attributes_are_noted_and_write_only_globals_are_not():
+    assert checkpoint_notes(net("calls")) == [
+        KEPT.replace("middle.kept", "tests.parallel.remembering_nets.Remembers.calls")
+    ]
+    assert checkpoint_notes(net("log")) == []
 
 
 @pytest.mark.parametrize("kind", ["torch", "shaped", "mean", "seen"])
-def test_it_is_named_where_the_model_looks_at_data(kind):
-    assert said(net(kind)) == [KEPT]
+def test_changed_state_of_a_data_dependent_model_is_noted(kind):
+    assert checkpoint_notes(net(kind)) == [KEPT]
 
 
 def test_a_buffer_outside_the_state_dict_is_named():
-    assert said(net("buffer")) == [
+    assert checkpoint_notes(net("buffer")) == [
         "middle.kept: the forward changes and reads it, and persistent=False keeps it out of the state dict; no "
         "checkpoint stores it, so a resumed run resets it; register it as a persistent buffer"
     ]
 
 
 @pytest.mark.parametrize("kind", ["cache", "unread"])
-def test_what_is_filled_once_or_never_read_is_not(kind):
-    assert said(net(kind)) == []
+def test_state_that_is_filled_once_or_never_read_gets_no_note(kind):
+    assert checkpoint_notes(net(kind)) == []
 
 
-def test_what_get_extra_state_says_is_saved_and_so_is_what_no_checkpoint_is_asked_of():
-    assert said(net("number", told=True)) == []
-    assert said(net("number", every=None)) == []
+def test_saved_extra_state_and_runs_without_checkpoints_get_no_note():
+    assert checkpoint_notes(net("number", told=True)) == []
+    assert checkpoint_notes(net("number", every=None)) == []
 
 
 @pytest.mark.parametrize("kind", ["mean", "seen"])

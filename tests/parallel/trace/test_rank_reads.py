@@ -42,7 +42,7 @@ DRAWS = (
 @pytest.mark.parametrize("parallel", [REPLICAS, STAGES], ids=["replicas", "stages"])
 @pytest.mark.parametrize("looks", [False, True])
 @pytest.mark.parametrize("how", ["size", "rank", "reduce", "environment"])
-def test_who_asks_for_the_world_is_refused_on_several_ranks(how, looks, parallel):
+def test_a_model_that_queries_the_world_is_refused_on_several_ranks(how, looks, parallel):
     what = "the environment variable WORLD_SIZE" if how == "environment" else "torch.distributed.is_initialized()"
     with pytest.raises(RequestError) as refused:
         plan_job(net(how, parallel, looks))
@@ -51,7 +51,7 @@ def test_who_asks_for_the_world_is_refused_on_several_ranks(how, looks, parallel
 
 @pytest.mark.parametrize("parallel", [REPLICAS, STAGES], ids=["replicas", "stages"])
 @pytest.mark.parametrize("how", ["size", "rank", "reduce", "environment"])
-def test_who_asks_at_a_later_call_is_refused_on_several_ranks(how, parallel):
+def test_a_query_of_the_world_in_a_later_call_is_refused_on_several_ranks(how, parallel):
     model = {"_target_": "tests.parallel.world_nets.LateNet", "how": how}
     what = "the environment variable WORLD_SIZE" if how == "environment" else "torch.distributed.is_initialized()"
     with pytest.raises(RequestError, match=f"asks for {re.escape(what)} in its forward, but 2 ranks"):
@@ -74,18 +74,18 @@ def test_a_constructor_that_asks_for_the_world_is_planned_on_one_rank():
 
 @pytest.mark.parametrize("parallel", [REPLICAS, STAGES], ids=["replicas", "stages"])
 @pytest.mark.parametrize("how", ["random", "numpy"])
-def test_who_draws_from_a_stream_of_its_process_is_refused_on_several_ranks(how, parallel):
+def test_draws_from_python_or_numpy_are_refused_on_several_ranks(how, parallel):
     with pytest.raises(RequestError) as refused:
         plan_job(net(how, parallel))
     assert str(refused.value) == DRAWS
 
 
 @pytest.mark.parametrize("how", ["size", "rank", "reduce", "environment", "random", "numpy"])
-def test_on_one_rank_it_is_fine(how):
+def test_a_model_that_queries_the_world_is_planned_on_one_rank(how):
     plan_job(net(how, {}))
 
 
-def test_who_asks_whether_torch_can_is_no_such_model():
+def test_a_query_whether_torch_supports_distributed_is_allowed():
     plan_job(net("available", REPLICAS))
 
 

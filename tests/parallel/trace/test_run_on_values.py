@@ -26,14 +26,14 @@ REFUSED["SummedUnderAutocast"] = REFUSED["Summed"]
 
 
 @pytest.mark.parametrize("net", list(REFUSED))
-def test_what_would_be_that_of_zeros_for_ever_is_refused(net):
+def test_python_values_that_depend_on_data_are_refused_on_stages(net):
     with pytest.raises(RequestError) as refused:
         plan_job(own(f"returned_nets.{net}", [6], stages=CUT))
     assert re.sub(r" \(\w+\.py:\d+\)", "", str(refused.value)) == TEXT.format(net, REFUSED[net])
 
 
 @pytest.mark.parametrize("net", list(REFUSED))
-def test_on_one_stage_it_is_fine(net):
+def test_a_module_that_returns_python_values_is_planned_on_one_stage(net):
     plan_job(own(f"returned_nets.{net}", [6], stages={"*": 0}))
 
 
@@ -60,7 +60,7 @@ def sentences(net: str, inner: str, stages: dict[str, int]) -> Job:
         sentences("Net", "Last", {"embed": 0, "inner": 0, "mix": 1, "head": 1}),
     ],
 )
-def test_what_no_zeros_could_run_is_planned_by_the_first_samples(job):
+def test_a_model_that_fails_on_zeros_is_planned_with_the_first_samples(job):
     plan_job(job)
 
 

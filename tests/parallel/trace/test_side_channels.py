@@ -44,11 +44,11 @@ def refusal(net: str) -> str:
 
 
 @pytest.mark.parametrize("net", list(SET))
-def test_what_a_module_would_not_be_told_on_its_stage_is_refused(net):
+def test_values_that_another_stage_sets_outside_of_arguments_are_refused(net):
     assert refusal(net) == SETS.format(net, *SET[net])
 
 
-def test_what_is_set_for_the_next_forward_is_refused():
+def test_an_attribute_set_for_the_next_forward_is_refused():
     assert refusal("SetAfter") == SETS.format("SetAfter", "head.factor", "head")
 
 
@@ -96,7 +96,7 @@ def test_a_number_that_one_module_leaves_for_good_and_another_reads_is_refused(p
 
 
 @pytest.mark.parametrize("place", LEFT)
-def test_on_one_rank_it_is_exact(place: str) -> None:
+def test_values_passed_outside_of_arguments_are_exact_on_one_rank(place: str) -> None:
     assert_parity(passes(place, False, stages=1))
 
 

@@ -144,7 +144,7 @@ TRIED = some_of(EXACT, 3)
 
 
 @cache
-def found() -> dict[str, tuple[Plan, list[tuple[float, list[Piece]]]]]:
+def trained_runs() -> dict[str, tuple[Plan, list[tuple[float, list[Piece]]]]]:
     plans = {k: plan_job(j) for k, j in TRIED.items()}
     out = {}
     for size in sorted({p.sizes.grid.size for p in plans.values()}):
@@ -155,8 +155,8 @@ def found() -> dict[str, tuple[Plan, list[tuple[float, list[Piece]]]]]:
 
 
 @pytest.mark.parametrize("cell", TRIED)
-def test_it_trains_as_in_one_process(cell):
-    plan, ranks = found()[cell]
+def test_models_with_side_effects_train_as_in_one_process(cell):
+    plan, ranks = trained_runs()[cell]
     loss, want = alone(EXACT[cell], plan)
     buffers = {p.name for p in plan.params if p.buffer}
     got = whole(plan, [p for _, held in ranks for p in held])

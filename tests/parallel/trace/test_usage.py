@@ -35,14 +35,14 @@ def test_a_weight_used_outside_its_module_is_gathered_with_what_runs_there(name,
 
 
 @pytest.mark.parametrize("name", ["Around", "Inside"])
-def test_so_it_is_when_every_module_travels_alone(name):
+def test_a_weight_used_outside_its_module_is_gathered_there_also_without_fusion(name):
     plan, _ = assert_parity(net(name, "level3", openstate=False))
     homes = {n: g.modules for g in plan.groups for n in g.names}
     want = {"Around": ("first.weight", ("",)), "Inside": ("attn.out_proj.weight", ("attn",))}[name]
     assert homes[want[0]] == want[1]
 
 
-def test_in_a_stage_that_is_one_module_too():
+def test_a_weight_used_outside_its_module_is_exact_in_a_stage_of_one_module():
     hsdp = {"shard_size": 2, "threshold": 0, "optimizer_level": "level3"}
     pipeline = {"stages": 2, "stage_config": {"first": 0, "second": 1, "head": 1, "scale": 0}}
     assert_parity(own("glue_nets.Around", [4, 6], stages=1, parallel={"hsdp": hsdp, "pipeline": pipeline}))

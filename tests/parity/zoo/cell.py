@@ -78,7 +78,7 @@ class Ran:
     end: list[Piece]
 
 
-def asked(case: Case, layout: Layout) -> dict[str, Any]:
+def request_of_case(case: Case, layout: Layout) -> dict[str, Any]:
     """The request, as in a file."""
     parallel: dict[str, Any] = dict(layout.parallel)
     config = case.config(layout.virtual)
@@ -102,7 +102,7 @@ def judge(case: Case, layout: Layout) -> Verdict:
 
     All that runs the model is in separate processes, so that no run affects the oracle.
     """
-    request, said = asked(case, layout), list[str]()
+    request, said = request_of_case(case, layout), list[str]()
     while True:
         found = _ran(case, _as_cured(layout, request), request)
         if isinstance(found, Verdict):

@@ -124,7 +124,7 @@ def judged(cls: type[Net], layout: str = "one rank") -> cell.Verdict:
     ],
     ids=lambda v: v.__name__ if isinstance(v, type) else "",
 )
-def test_what_goes_wrong_has_a_name(cls: type[Net], kind: str, text: str) -> None:
+def test_the_judge_names_every_kind_of_failure(cls: type[Net], kind: str, text: str) -> None:
     found = judged(cls)
     assert (found.kind, found.text[: len(text)]) == (kind, text)
 

@@ -38,7 +38,7 @@ def test_tied_over_stages_is_gathered_under_the_name_that_each_stage_has() -> No
     )
 
 
-def test_what_the_glue_uses_is_gathered_with_the_whole_stage() -> None:
+def test_parameters_that_the_glue_uses_are_gathered_with_the_stage() -> None:
     model = skeleton({"pos": KB, "a.weight": KB, "b.weight": KB})
     glue = graph(
         "x: input x", "pos: param pos", "w: param a.weight", "a: module a < x", "s: glue add < a pos w",

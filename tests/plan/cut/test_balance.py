@@ -152,7 +152,7 @@ def test_a_norm_is_no_stage_of_its_own(times: str, ranks: int) -> None:
     assert (norm, norm + 1) not in set(pairwise(cut))
 
 
-def test_what_decides_is_said_by_the_cut_that_would_be_faster() -> None:
+def test_if_memory_decides_the_faster_cut_is_reported() -> None:
     heavy = case("1 1 1 1 1 1", 2, nbytes=(9, 1, 1, 1, 1, 1))
     free = balanced(heavy.row())
     assert (free.cut, free.fastest) == ((0, 3, 6), (0, 3, 6))

@@ -43,7 +43,7 @@ def test_modules_that_are_called_once_are_alone_and_in_order() -> None:
     assert components(chain("a", "b", "c"), "abc") == (("a",), ("b",), ("c",))
 
 
-def test_what_runs_between_two_calls_of_a_module_and_depends_on_the_first_goes_with_it() -> None:
+def test_modules_between_two_calls_of_one_module_stay_with_it() -> None:
     assert components(again("a", "b", "c", "a", "d"), "abcd") == (("a", "b", "c"), ("d",))
     assert components(again("a", "b", "b", "c"), "abc") == (("a",), ("b",), ("c",))
 
@@ -56,7 +56,7 @@ def test_a_module_that_is_called_again_on_what_is_late_is_late_itself() -> None:
     assert components(glue, "abc") == (("b",), ("c",), ("a",))
 
 
-def test_what_takes_no_tensor_from_a_module_goes_with_it() -> None:
+def test_glue_that_takes_no_tensor_from_a_module_stays_with_it() -> None:
     glue = graph(
         "x: input x", "a: module a < x", "g: glue pick < a", "b: module b < x", "c: module c < b", "h: glue get < g c",
         "output: output output < h", out={"a": None, "g": None},

@@ -17,19 +17,19 @@ INPUT = node("documents", "documents", out=SHORT, kind="input", lies=frozenset({
 EQUAL = node("eq", "eq", "documents", lies=frozenset({1}))
 
 
-def test_what_is_as_large_as_its_inputs_and_made_of_them_alone_is_made_again():
+def test_masks_that_depend_only_on_inputs_are_computed_on_each_stage():
     first = node("first", "getitem", "documents", out=TensorSpec((2, 1), "int64"))
     module = node("layer", "layer", "documents", out=SHORT, kind="module")
     nodes = (INPUT, EQUAL, node("tril", "tril", "eq"), first, module, node("late", "eq", "layer"))
     assert masks(Graph(nodes)) == {"eq", "tril"}
 
 
-def test_what_is_drawn_or_rounded_is_made_once():
+def test_random_or_rounded_values_are_computed_once():
     drawn = node("drawn", "bernoulli", "eq")
     scores = node("scores", "masked_fill", "eq", out=TensorSpec((2, 8, 8), "float32"))
     assert masks(Graph((INPUT, EQUAL, drawn, scores, node("not", "__invert__", "drawn")))) == {"eq"}
 
 
-def test_what_something_writes_to_is_made_once():
+def test_values_that_are_written_in_place_are_computed_once():
     writer = node("tril_", "tril_", "eq", writes=frozenset({1}), reads=frozenset({1}))
     assert masks(Graph((INPUT, EQUAL, writer))) == set()

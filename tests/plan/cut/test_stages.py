@@ -108,7 +108,7 @@ def test_numbers_are_worked_out_again_where_they_are_needed() -> None:
     assert first.sends == ("x", "a")
 
 
-def test_what_is_no_tensor_and_no_number_is_refused_with_the_edge() -> None:
+def test_a_value_that_is_no_tensor_and_no_number_cannot_cross_a_boundary() -> None:
     glue = graph("x: input x", "a: module a < x", "b: module b < a", "output: output output < b", out={"a": None})
     assert wrong(glue, {"a": 0, "b": 1}, 2) == [
         f"{KEY}: 'a' on stage 0 passes a value that is not a dense tensor to 'b' on stage 1; put both on one stage"

@@ -89,7 +89,7 @@ def test_two_virtual_stages_of_one_rank_are_one_place_and_two_copies() -> None:
     assert (params[0].stages, params[0].layout.at) == ((0, 2), (("pp", (0,)),))
 
 
-def test_what_never_learns_is_kept_in_the_half_precision_that_it_comes_and_runs_in() -> None:
+def test_frozen_weights_stay_in_the_half_precision_of_their_file() -> None:
     made = skeleton({"a.weight": KB, "a.learns": KB, "a.fp16": KB, "b.weight": KB}, same={"b.weight": "a.weight"})
     told = {"a.weight": "bfloat16", "b.weight": "bfloat16", "a.fp16": "float16"}
     params = tuple(replace(p, stored=told.get(p.name, ""), trainable=p.name == "a.learns") for p in made.params)

@@ -40,7 +40,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("typed", BAD)
-def test_what_is_no_cluster_is_refused(typed: str) -> None:
+def test_invalid_cluster_settings_are_refused(typed: str) -> None:
     with pytest.raises(BadRequest) as caught:
         job(typed)
     assert str(caught.value) == BAD[typed]

@@ -34,7 +34,7 @@ AGAIN = {
 }  # fmt: skip
 
 
-def asked(row: dict[str, str], recompute: str) -> Job:
+def job_of_row(row: dict[str, str], recompute: str) -> Job:
     """The row's model and layout, with as many micro batches as can be in flight."""
     layers, pp, chunks = (int(row[key]) for key in ("layers", "pp", "vpp"))
     micros = 1 if pp == 1 else pp * min(chunks, 2)
@@ -71,7 +71,7 @@ def kept() -> Any:
     def of(row: dict[str, str], recompute: str) -> int:
         key = (row["model"], recompute)
         if key not in known:
-            known[key] = plan_job(asked(row, recompute)).estimate.timeline.peak[0]
+            known[key] = plan_job(job_of_row(row, recompute)).estimate.timeline.peak[0]
         return known[key]
 
     return of

@@ -93,7 +93,9 @@ def test_an_optimizer_keeps_so_many_tensors_a_parameter(optim: Optim, kept: int)
     (Muon(name="muon", groups={"a": {"use": "adamw"}}), "", (6, 8), 2 * 3 * 8),
     (Muon(name="muon", groups={"a": {"use": "muon"}}), "", (6,), 2 * 3),
 ], ids=str)  # fmt: skip
-def test_what_is_kept_of_half_the_rows(optim: Optim, role: Role, shape: tuple[int, ...], numbers: int) -> None:
+def test_the_optimizer_state_of_half_the_rows_has_the_expected_size(
+    optim: Optim, role: Role, shape: tuple[int, ...], numbers: int
+) -> None:
     p = replace(tensor("a.weight", shape=shape), role=role)
     assert StateSize(optim).nbytes(p, (3, *shape[1:])) == 4 * numbers
     assert StateSize(optim).nbytes(replace(p, trainable=False), (3, *shape[1:])) == 0

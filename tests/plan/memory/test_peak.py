@@ -46,7 +46,7 @@ def test_two_micro_batches_in_flight_are_held_at_once() -> None:
 
 
 @pytest.mark.parametrize("order", ["F0 B0", "F0 B0 F1 B1", "F0 I0 W0 F1 I1 W1"])
-def test_what_torch_does_not_keep_is_there_from_a_forward_to_the_end_of_its_backward(order: str) -> None:
+def test_messages_are_held_from_a_forward_to_the_end_of_its_backward(order: str) -> None:
     far = replace(ONCE, loss=0, received=1000, answer=500)
     assert of(order, replace(PLAIN, passes=(far,))).activations == 1000 + 100 + 200 + 5 + 500 + 50
 
@@ -96,7 +96,7 @@ def test_pieces_owe_gradients_for_what_they_read_until_those_that_left_it_go_bac
     assert of("F0 F1 F2 B2 B1 B0", load).activations == held + 9000
 
 
-def test_what_was_sent_stays_until_the_step_is_over() -> None:
+def test_sent_messages_are_held_until_the_end_of_the_step() -> None:
     """The peak is in the second micro batch: what both have sent, and the gradient that the first has sent back."""
     posted = replace(ONCE, out=0, sent=5, returned=8)
     assert of("F0 B0 F1 B1", replace(PLAIN, passes=(posted,))) == MemoryInUse(16, 0, 300 + 2 * 5 + 8 + 30 + 2 * 30)
@@ -133,7 +133,7 @@ def test_level1_that_scatters_in_its_last_backward_holds_no_more(text: str) -> N
     assert of(text, busy, early=True).total <= of(text, busy).total
 
 
-def test_what_is_scattered_in_the_last_backward_has_lost_its_weights() -> None:
+def test_a_group_scattered_in_the_last_backward_holds_no_weights() -> None:
     assert of("F0 B0", SHARDED, early=True) == MemoryInUse(0, 64 + 80 + 80 + 40, 1 + 5 + 1)
 
 

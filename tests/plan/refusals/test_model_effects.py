@@ -380,7 +380,7 @@ REFUSED += [
 
 
 @pytest.mark.parametrize(("name", "layout", "settings", "text"), REFUSED)
-def test_it_is_refused_with_the_reason(name, layout, settings, text):
+def test_side_effects_that_a_layout_would_lose_are_refused_with_the_reason(name, layout, settings, text):
     with pytest.raises(RequestError) as caught:
         plan_job(net(name, layout, **settings))
     assert str(caught.value) == text
@@ -396,7 +396,7 @@ CURED = [
 
 
 @pytest.mark.parametrize(("name", "layout", "parallel"), CURED)
-def test_what_is_told_to_try_is_planned(name, layout, parallel):
+def test_the_cures_for_side_effects_are_planned(name, layout, parallel):
     plan_job(net(name, layout, more={"parallel": parallel}))
 
 

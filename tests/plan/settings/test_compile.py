@@ -19,7 +19,7 @@ SHARD2 = "'parallel.hsdp={threshold: 0}' launch.nproc=2"
 TP2 = "operators=megatron parallel.grid.tp=2 launch.nproc=2"
 
 
-def asked(text: str) -> list[str]:
+def override_words(text: str) -> list[str]:
     return shlex.split(text)
 
 
@@ -44,7 +44,7 @@ CHOSEN = {
 def test_the_plan_says_what_is_compiled(words: str) -> None:
     from launcher.plan.settings.compile import line
 
-    plan = plan_job(job("model.layers=2", ON, *asked(words)))
+    plan = plan_job(job("model.layers=2", ON, *override_words(words)))
     assert plan.compilation is not None
     assert line(plan.compilation) == CHOSEN[words]
 
@@ -64,7 +64,7 @@ EARLY = {
 
 
 @pytest.mark.parametrize("word", EARLY, ids=["a mode of another backend", "CUDA graphs"])
-def test_what_is_wrong_with_any_model_is_known_without_one(word: str) -> None:
+def test_compile_settings_that_no_model_can_have_are_refused_without_a_model(word: str) -> None:
     assert str(refusal(word)) == EARLY[word]
 
 
@@ -120,10 +120,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_be_compiled_is_refused_with_a_cure_that_holds(words: str) -> None:
+def test_impossible_compile_settings_are_refused_with_a_cure_that_works(words: str) -> None:
     from launcher.parallel.compile import backends
 
-    typed = [ON, "model.layers=2", *asked(words.replace(ON, ""))]
+    typed = [ON, "model.layers=2", *override_words(words.replace(ON, ""))]
     with pytest.raises(RequestError) as caught:
         plan_job(compose(["recipe=lm_single", *typed]).job)
     known = ", ".join(sorted(b for b in backends() if "TESTING" not in b))
@@ -134,6 +134,6 @@ def test_what_cannot_be_compiled_is_refused_with_a_cure_that_holds(words: str) -
 
 
 def test_auto_takes_a_scheduler_that_leaves_backwards_whole() -> None:
-    auto = [*asked(PP2_DEEP), "parallel.pipeline.scheduler=auto", "parallel.pipeline.micro_batch_num=4"]
+    auto = [*override_words(PP2_DEEP), "parallel.pipeline.scheduler=auto", "parallel.pipeline.micro_batch_num=4"]
     assert plan_job(job(*auto)).scheduler == "zero_bubble_h1"
     assert plan_job(job(*auto, ON)).scheduler in ("1f1b", "gpipe")

@@ -121,7 +121,7 @@ WORKED_OUT = {
 
 
 @pytest.mark.parametrize("case", WORKED_OUT)
-def test_what_is_left_open_is_worked_out_and_noted(case: str) -> None:
+def test_sizes_that_are_not_set_are_computed_and_noted(case: str) -> None:
     overrides, grid, notes = WORKED_OUT[case]
     got, problems = sizes(job(*overrides))
     assert problems == []

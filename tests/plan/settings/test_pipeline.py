@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_a_scheduler_cannot_do_is_refused_and_the_cure_accepted(case: str) -> None:
+def test_settings_that_a_scheduler_excludes_are_refused_and_the_cure_accepted(case: str) -> None:
     overrides, text = REFUSED[case]
     error = refusal(*overrides)
     assert str(error) == text

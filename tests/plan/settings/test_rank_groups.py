@@ -39,7 +39,7 @@ def rank_groups(world: World, plan: Plan) -> dict[str, list[int]]:
     return {name: ranks for name, ranks in (found | ties).items() if len(ranks) > 1}
 
 
-def test_they_are_those_that_the_ranks_make() -> None:
+def test_the_planned_groups_are_those_that_the_ranks_create() -> None:
     plan = planned(
         pipeline={"stages": 2}, hsdp={"shard_size": 2, "threshold": 0}, grid={"dp_replicate": 2, "dp_shard": 2}
     )

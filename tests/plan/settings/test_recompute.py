@@ -18,7 +18,7 @@ CUT = {
 }  # fmt: skip
 
 
-def asked(modules: Any, pipeline: dict[str, Any] | None = None, **more: Any) -> Job:
+def job_with_recompute(modules: Any, pipeline: dict[str, Any] | None = None, **more: Any) -> Job:
     return job(parallel={"recompute": {"modules": modules, **more}, "pipeline": pipeline or {}})
 
 
@@ -42,31 +42,32 @@ CHOSEN: dict[str, tuple[Any, dict[str, Any], dict[str, str]]] = {
 @pytest.mark.parametrize("case", CHOSEN)
 def test_names_and_globs_choose_modules(case):
     modules, more, chosen = CHOSEN[case]
-    plan = plan_job(asked(modules, **more))
+    plan = plan_job(job_with_recompute(modules, **more))
     assert {r.module: ",".join(r.keep) for r in plan.recomputed} == chosen
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "nobody": (
-        lambda: asked("blocks.*"), f"{KEY}: blocks.*: no module has this name; modules are embed, layers, norm, head"
+        lambda: job_with_recompute("blocks.*"),
+        f"{KEY}: blocks.*: no module has this name; modules are embed, layers, norm, head",
     ),
     "nearly somebody": (
-        lambda: asked({"layer.*": "full", "head": "selective"}),
+        lambda: job_with_recompute({"layer.*": "full", "head": "selective"}),
         f"{KEY}: layer.*: no module has this name; modules are embed, layers, norm, head "
         f"(try: '{KEY}={{layers.*:full,head:selective}}')",
     ),
     "without the module around it": (
-        lambda: asked(["0.mlp"]),
+        lambda: job_with_recompute(["0.mlp"]),
         f"{KEY}: 0.mlp: no module has this name; modules are layers.0.mlp, layers.1.mlp, layers.2.mlp "
         f"(try: '{KEY}=[layers.0.mlp]')",
     ),
     "a list": (
-        lambda: asked("layers"),
+        lambda: job_with_recompute("layers"),
         f"{KEY}: layers: a list of modules, which is not called itself; name modules inside it "
         f"(try: '{KEY}=layers.*')",
     ),
     "over stages": (
-        lambda: asked("layers.*", {"stages": 2, "stage_config": CUT}),
+        lambda: job_with_recompute("layers.*", {"stages": 2, "stage_config": CUT}),
         f"{KEY}: stages divide layers.1 (into layers.1.attn, layers.1.attn.k, layers.1.attn.o, layers.1.attn.q, .., "
         "layers.1.mlp.gate, layers.1.mlp.up, layers.1.mlp_norm), so no rank runs all of it; name modules inside it "
         f"(try: '{KEY}=[layers.0,layers.1.*,layers.2,layers.3]')",
@@ -100,7 +101,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_run_again_is_refused(case):
+def test_modules_that_cannot_be_recomputed_are_refused(case):
     made, text = REFUSED[case]
     with pytest.raises(RequestError) as caught:
         plan_job(made())
@@ -108,7 +109,9 @@ def test_what_cannot_run_again_is_refused(case):
 
 
 def test_the_cure_of_a_module_over_stages_is_planned():
-    plan = plan_job(asked(["layers.0", "layers.1.*", "layers.2", "layers.3"], {"stages": 2, "stage_config": CUT}))
+    plan = plan_job(
+        job_with_recompute(["layers.0", "layers.1.*", "layers.2", "layers.3"], {"stages": 2, "stage_config": CUT})
+    )
     assert {"layers.0", "layers.1.attn", "layers.1.mlp"} <= {r.module for r in plan.recomputed}
 
 

@@ -35,7 +35,7 @@ def typed(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("override", REFUSED)
-def test_what_cannot_be_is_refused_and_the_cure_accepted(override: str) -> None:
+def test_impossible_settings_are_refused_and_the_cure_accepted(override: str) -> None:
     error = refusal(*typed(override))
     assert str(error) == REFUSED[override]
     ask(job(*typed(override), *words(error)))

@@ -50,7 +50,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_would_fail_after_the_training_is_refused_before_it(case: str) -> None:
+def test_steps_that_would_fail_after_the_training_are_refused(case: str) -> None:
     overrides, text = REFUSED[case]
     error = refusal(*overrides)
     assert str(error) == text
@@ -65,11 +65,11 @@ def test_what_would_fail_after_the_training_is_refused_before_it(case: str) -> N
     [*PP4, TRANSFORM, "steps.transform.nproc=4", "steps.transform.stages=2", "steps.transform.shard_size=2"],
     ["steps=[transform]", "steps.transform.src=there", "steps.transform.stages=16", "steps.transform.nproc=16"],
 ], ids=" ".join)  # fmt: skip
-def test_what_fits_is_left_alone(overrides: list[str]) -> None:
+def test_compatible_steps_are_accepted(overrides: list[str]) -> None:
     ask(job(*overrides))
 
 
-def test_what_never_comes_into_play_is_noted() -> None:
+def test_settings_that_never_take_effect_are_noted() -> None:
     j = job("train.steps=2", "train.eval_every=2", "checkpoint.every=5", "schedule.warmup_steps=2")
     assert [str(n) for n in idle(j, 2)] == [
         "schedule.warmup_steps 2: the training, 2 steps, is all warm-up",
@@ -78,7 +78,7 @@ def test_what_never_comes_into_play_is_noted() -> None:
     ]
 
 
-def test_what_no_validation_and_no_average_reads_is_noted() -> None:
+def test_eval_batches_that_nothing_reads_is_noted() -> None:
     unread = "train.eval_batches 3: has no effect, because no validation runs during the training"
     always = ("train.steps=4", "schedule.warmup_steps=0", "train.eval_batches=3")
     j = job(*always, "train.ema.every=5", "steps=[train,save]")
@@ -132,7 +132,7 @@ def test_of_a_schedule_what_a_share_is_in_steps_and_a_restart_that_never_comes_a
     assert [*idle(job(*WSD, "schedule.decay_steps=2"), 10)] == []
 
 
-def test_what_comes_into_play_is_not_noted() -> None:
+def test_settings_that_take_effect_are_not_noted() -> None:
     j = job("train.steps=3", "train.eval_every=2", "checkpoint.every=2", "schedule.warmup_steps=2")
     assert [*idle(j, 3)] == []
 
@@ -182,5 +182,5 @@ def test_the_plan_for_a_cluster_names_the_hours_that_would_be_lost() -> None:
     assert said[1][0].startswith("checkpoint.every null: nothing is saved before the end, so a failure may lose ")
 
 
-def test_without_training_nothing_is_said_of_it() -> None:
+def test_settings_of_a_training_are_not_noted_without_one() -> None:
     assert [*idle(job("steps=[save]", "train.eval_every=500"), 200)] == []

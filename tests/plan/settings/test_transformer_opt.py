@@ -96,7 +96,7 @@ def test_every_switch_says_what_became_of_it(typed: str) -> None:
     assert lines(typed) == [f"{KEY}.{typed.split()[0]}: {BECOMES[typed]}"]
 
 
-def test_what_cannot_be_had_is_refused() -> None:
+def test_a_switch_with_nothing_to_overlap_is_refused() -> None:
     why = "attention gathers no keys or values here, so there is nothing to overlap"
     key = f"{KEY}.grad_fa_allgather_overlap"
     assert str(refusal(f"{key}=true")) == f"{key}: true: {why} (try: {key}=false)"
@@ -261,7 +261,7 @@ def test_a_wrong_key_beside_a_file_is_refused_by_its_name(tmp_path: Path) -> Non
     ],
     ids=["not JSON", "no text", "no object", "no file"],
 )
-def test_what_is_no_such_file_is_refused(tmp_path: Path, content: bytes | None, why: str) -> None:
+def test_files_that_are_no_parallel_speed_up_json_are_refused(tmp_path: Path, content: bytes | None, why: str) -> None:
     path = tmp_path / "speed.json"
     if content is not None:
         path.write_bytes(content)

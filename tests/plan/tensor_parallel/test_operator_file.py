@@ -59,7 +59,7 @@ def test_globs_and_slices_are_written_out_a_module_a_line(tmp_path: Path) -> Non
     assert (tmp_path / "o.json").read_text() == TEXT
 
 
-def test_what_is_read_back_is_the_same_plan(tmp_path: Path) -> None:
+def test_operators_read_from_a_file_give_the_same_plan(tmp_path: Path) -> None:
     path = tmp_path / "o.json"
     path.write_text(TEXT)
     told, there = plan_job(small(operators=MLP, grid={"tp": 2})), loaded(path)
@@ -82,7 +82,7 @@ GROUPS = ("megatron", "sequence")
 
 @pytest.mark.parametrize("name", SAVED)
 @pytest.mark.parametrize("choice", ["mlp", *GROUPS])
-def test_what_was_saved_in_either_form_plans_the_same_text(choice: str, name: str, tmp_path: Path) -> None:
+def test_operators_saved_in_either_format_give_the_same_plan_text(choice: str, name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     operators = MLP
     if choice in GROUPS:
@@ -108,7 +108,7 @@ def without(text: str, key: str) -> str:
     return out
 
 
-def test_what_the_request_says_of_a_module_wins(tmp_path: Path) -> None:
+def test_a_strategy_in_the_request_overrides_the_operator_file(tmp_path: Path) -> None:
     path = tmp_path / "o.json"
     path.write_text(TEXT)
     there = loaded(path, operators={"norm": {"input": [None, None, None]}})
@@ -136,7 +136,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("content", WRONG)
-def test_what_is_no_such_file_is_refused(content: str, tmp_path: Path) -> None:
+def test_files_that_are_no_operator_file_are_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "o.json"
     path.write_text(content)
     assert refusal(path) == f"{KEY}: {path}: {WRONG[content]}"

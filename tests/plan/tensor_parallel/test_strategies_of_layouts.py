@@ -65,7 +65,7 @@ def test_one_name_of_a_tied_tensor_cuts_both_operators() -> None:
     assert cuts(given, tied=True) == {"embed": "vocabulary", "head": "column"}
 
 
-def test_what_the_request_adds_to_the_layouts_stays() -> None:
+def test_operators_of_the_request_keep_what_they_add_to_the_layouts() -> None:
     given = file(up_weight=((), ("tp",)))
     config = {"u*": {"weight": [None, "tp"], "output": [None, "tp", None]}, "norm": {"input": [None, "tp", None]}}
     found, problems = resolved(config, model(), GRID, given)
@@ -118,7 +118,7 @@ REFUSED: dict[str, tuple[ParamLayouts, dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize(("given", "config", "told"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_had_is_refused_with_the_parameter(
+def test_layouts_that_no_operators_give_are_refused_with_the_parameter(
     given: ParamLayouts, config: dict[str, Any], told: list[str]
 ) -> None:
     assert refused(given, config) == told

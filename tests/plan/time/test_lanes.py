@@ -82,7 +82,7 @@ def test_weights_and_gradients_end_with_what_is_waited_for() -> None:
     )
 
 
-def test_what_is_summed_whole_and_ties_are_parts_of_their_own() -> None:
+def test_unsharded_gradients_and_ties_are_separate_parts_of_a_lane() -> None:
     sums = replace(RANK, same=(("all_reduce", 10**10, 1), ("all_reduce", 10**9, 10)), tied=(("all_reduce", 10**9, 1),))
     found = step(work(2, 1, grid=Grid.of(pp=2, dp_replicate=2, dp_shard=1, tp=1), ranks=(sums, RANK)))
     (one,) = lane(found, "data-parallel")
@@ -105,7 +105,7 @@ def test_a_wait_longer_than_the_collectives_is_drawn_as_long() -> None:
     assert (one.start, one.end) == (pytest.approx(3), pytest.approx(3.3))
 
 
-def test_what_shared_cores_hide_never_begins_before_the_step() -> None:
+def test_all_reduces_hidden_on_shared_cores_do_not_begin_before_the_step() -> None:
     """Two copies share a core: 3 s of work take 6 s, which hide 6 s of the 10 s of all-reduces."""
     sent = replace(RANK, same=(("all_reduce", 10**12, 1),))
     grid = Grid.of(pp=1, dp_replicate=2, dp_shard=1, tp=1)

@@ -135,7 +135,7 @@ def test_without_speeds_nothing_is_predicted() -> None:
     assert plan_job(job()).estimate.step is None
 
 
-def test_what_is_predicted_changes_nothing_else_of_a_plan() -> None:
+def test_a_prediction_changes_nothing_else_in_a_plan() -> None:
     cpu = {"launch": {"nproc": 1, "device": "cpu"}}  # a cluster's devices have kernels that a CPU lacks
     with_speeds, without = planned(**cpu), plan_job(job(**cpu))
     assert with_speeds.estimate.step is not None

@@ -22,7 +22,7 @@ def speeds() -> Speeds:
     return found
 
 
-def test_nobody_says_how_fast_an_unknown_cluster_is() -> None:
+def test_an_unknown_cluster_has_no_speeds() -> None:
     assert speeds_of(Cluster(), "fp32") is None
 
 

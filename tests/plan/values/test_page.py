@@ -53,7 +53,7 @@ def test_a_section_never_has_more_lines_than_room(room: int) -> None:
             assert max(map(len, found)) <= WIDTH
 
 
-def test_what_is_left_goes_round_until_nobody_wants_more() -> None:
+def test_remaining_lines_are_shared_in_turns_between_sections() -> None:
     least = {"a": 1, "b": 2, "c": 1}
     assert shares({"a": 9, "b": 9, "c": 9}, least, 6) == {"a": 2, "b": 3, "c": 1}
     assert shares({"a": 2, "c": 9}, least, 6) == {"a": 2, "c": 4}

@@ -52,7 +52,7 @@ def elsewhere(act: Callable[[], None]) -> list[BaseException]:
     return errors
 
 
-def test_who_joins_has_joined(store: Store) -> None:
+def test_a_rank_that_joins_gets_the_callback(store: Store) -> None:
     joined: list[int] = []
     joining(store, 0).attend(lambda: joined.append(0))
     assert joined == [0]

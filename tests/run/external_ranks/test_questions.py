@@ -21,7 +21,7 @@ def network(rank: int) -> NetworkView:
     return NetworkView(at, {GLOO: "lo"})
 
 
-def said(**change: object) -> str:
+def about_text(**change: object) -> str:
     return json.dumps({"node": "b", "versions": MINE} | change)
 
 
@@ -31,7 +31,7 @@ def test_ranks_with_the_same_versions_are_let_in() -> None:
 
 def test_other_versions_are_refused_by_node_and_name() -> None:
     other = {"versions": MINE | {"torch": "9.9", "launcher's source": "0123456789"}}
-    texts = {1: said(node="a"), 2: said(**other), 3: said(**other)}
+    texts = {1: about_text(node="a"), 2: about_text(**other), 3: about_text(**other)}
     with pytest.raises(RequestError) as caught:
         RankReports(texts).same_versions()
     here = socket.gethostname()
@@ -48,7 +48,7 @@ def test_a_launcher_that_says_nothing_of_itself_is_another_one() -> None:
 
 
 def test_the_address_that_others_reach_is_no_loopback() -> None:
-    found = [said(rendezvous=each) for each in ("127.0.1.1", None, "10.0.0.1")]
+    found = [about_text(rendezvous=each) for each in ("127.0.1.1", None, "10.0.0.1")]
     assert RankReports(dict(enumerate(found, 1))).rendezvous() == "10.0.0.1"
     assert RankReports({1: found[0]}).rendezvous() is None
 

@@ -34,7 +34,7 @@ def test_torch_is_told_to_remember_and_where_to_write():
         ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}),
     ],
 )
-def test_what_the_user_has_set_stays_under_its_old_name_too(name, left):
+def test_variables_of_the_user_are_kept_also_under_their_old_names(name, left):
     assert variables(Path("/run"), {name: "7"}).keys() == left
 
 
@@ -51,7 +51,7 @@ def test_without_a_run_folder_nothing_is_set():
         assert dict(os.environ) == before
 
 
-def test_it_is_set_before_the_group_is_made(tmp_path):
+def test_the_flight_recorder_is_enabled_before_the_first_process_group(tmp_path):
     """Otherwise torch would have no buffer: it reads the size when it makes the first group."""
 
     def work(_: World) -> list[str]:

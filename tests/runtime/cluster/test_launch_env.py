@@ -68,7 +68,7 @@ SLURM = {
     [(TORCHRUN | more, told) for more, told in CASES.values()] + [(SRUN | more, told) for more, told in SLURM.values()],
     ids=[*(f"torchrun: {k}" for k in CASES), *(f"srun: {k}" for k in SLURM)],
 )
-def test_what_is_wrong_is_said_at_once(env, told):
+def test_all_problems_of_a_launch_environment_are_reported_at_once(env, told):
     with pytest.raises(RequestError) as refused:
         place(env)
     assert [p.text for p in refused.value.problems] == [text + BAD for text in told]

@@ -18,7 +18,7 @@ ONE = Place(0, 2, 0, 2, 0, "localhost", 23456)
 TWO = replace(ONE, size=4)
 
 
-def test_what_is_signed_is_read():
+def test_a_signed_message_is_read():
     store = HashStore()
     Messages(store, Secret(b"k")).within("launcher0").set("word0", b"body")
     other = Messages(store, Secret(b"k")).within("launcher0")
@@ -45,7 +45,7 @@ def short(store):
 
 
 @pytest.mark.parametrize("write", [of_another_job, moved, of_another_attempt, short])
-def test_any_other_is_refused(write):
+def test_a_message_without_a_valid_signature_is_refused(write):
     store = HashStore()
     write(store)
     with pytest.raises(RunError) as caught:

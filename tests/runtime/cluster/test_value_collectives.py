@@ -103,7 +103,7 @@ class Evil:
     [pickle.dumps(Evil()), b"", b"\xff" * 64, b"\x02" + bytes(7) + b"[]", (9).to_bytes(8, "little") + b"[[1,2,3]]"],
     ids=["a pickle", "nothing", "noise", "cut", "another type"],
 )
-def test_what_no_rank_of_ours_sends_is_refused_and_not_run(
+def test_bytes_that_no_rank_sends_are_refused_and_not_run(
     body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -26,11 +26,11 @@ SRUN = {
 }  # fmt: skip
 
 
-def test_torchrun_tells_every_place():
+def test_the_variables_of_torchrun_give_the_place_of_a_rank():
     assert among(place(TORCHRUN), "cuda") == World(5, 8, 1, 4, 2, "cuda:1", "cpu:gloo,cuda:nccl")
 
 
-def test_srun_tells_every_place():
+def test_the_variables_of_srun_give_the_place_of_a_rank():
     assert among(place(SRUN), "cpu") == World(5, 7, 1, 3, 0, "cpu", "gloo")
 
 
@@ -44,7 +44,7 @@ def test_srun_tells_every_place():
     ],
     ids=["nothing", "the only rank", "the shell of sbatch", "srun of one task"],
 )
-def test_nobody_started_us(env):
+def test_a_process_without_an_outer_launcher_has_no_place(env):
     assert place(env) is None
 
 
@@ -88,7 +88,7 @@ def test_ranks_of_srun_meet_at_the_first_host():
     assert [task.communicate(timeout=300)[0] for task in tasks] == ["rank 0 of 2: 3.0\n", "rank 1 of 2: 3.0\n"]
 
 
-def test_deterministic_refuses_what_is_not():
+def test_deterministic_mode_refuses_nondeterministic_operations():
     def work(_: World) -> str:
         deterministic()
         try:

@@ -140,11 +140,11 @@ Thread 0x02 (most recent call first):
         "no answer",
     ],
 )
-def test_who_waits_is_seen_from_the_stack(stack, told):
+def test_the_stack_shows_whether_a_rank_waits(stack, told):
     assert waits(MAIN + stack) is told
 
 
-def test_who_waits_for_its_own_thread_waits_where_that_does():
+def test_a_rank_that_joins_its_own_thread_waits_where_the_thread_does():
     other = MAIN.replace("threading.py", "torch/distributed/distributed_c10d.py")
     assert waits(other + '  File "/usr/lib/python3.11/threading.py", line 9 in join\n')
 

@@ -102,7 +102,7 @@ def test_an_error_in_on_message_ends_every_rank():
             os.kill(pid, 0)
 
 
-def test_it_works_outside_the_main_thread():
+def test_ranks_can_be_started_outside_the_main_thread():
     results: list[list[float]] = []
     thread = threading.Thread(target=lambda: results.append(on_ranks(2, total)))
     thread.start()
@@ -149,7 +149,7 @@ def test_a_port_that_is_taken_is_a_bad_request():
     )
 
 
-def test_what_ranks_say_goes_to_their_logs(tmp_path, caplog, capfd):
+def test_output_of_ranks_goes_to_their_logs(tmp_path, caplog, capfd):
     def work(world: World) -> None:
         print(f"printed by {world.rank}")
         os.write(2, f"native {world.rank}\n".encode())

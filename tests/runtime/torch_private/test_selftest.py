@@ -34,7 +34,7 @@ def test_everything_that_is_missing_is_said_in_one_error():
     )
 
 
-def test_it_is_said_before_any_import_fails():
+def test_a_missing_part_of_torch_is_reported_before_an_import_fails():
     code = (
         "import torch.distributed.pipelining.schedules as s\n"
         "del s._PipelineScheduleRuntime\n"

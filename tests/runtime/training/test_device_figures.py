@@ -44,7 +44,7 @@ def test_no_row_of_the_table_hides_another() -> None:
     assert {name: peak_flops(name, "float16") for name, _ in PEAKS} == {n: p["float16"] * 1e12 for n, p in PEAKS}
 
 
-def test_what_is_known_of_half_precision_is_the_fastest() -> None:
+def test_the_known_peak_of_half_precision_is_the_highest() -> None:
     assert all(p["float16"] > max(p.get(d, 0) for d in ("tf32", "float32", "float64")) for _, p in PEAKS)
 
 

@@ -54,7 +54,7 @@ def slow(world: World, j: Any, plan: Any, late: bool) -> str:
     return "done"
 
 
-def found(layout: str, timeout_s: float, late: bool) -> list[str]:
+def rank_outcomes(layout: str, timeout_s: float, late: bool) -> list[str]:
     how = {"backend": "eager", "timeout_s": timeout_s}
     j = job(train__compile=how, train__steps=2, parallel=LAYOUTS[layout], launch={"nproc": 2})
     return on_ranks(2, slow, j, plan_job(j), late, timeout_s=USUAL_S)
@@ -62,16 +62,16 @@ def found(layout: str, timeout_s: float, late: bool) -> list[str]:
 
 @pytest.mark.parametrize("layout", list(LAYOUTS) if ALL else [*LAYOUTS][:1])
 def test_ranks_wait_for_one_that_compiles_and_later_no_longer_than_usual(layout: str) -> None:
-    assert found(layout, 60, late=False) == ["done", "done"]
-    assert found(layout, 60, late=True) == ["lost", "lost"]
+    assert rank_outcomes(layout, 60, late=False) == ["done", "done"]
+    assert rank_outcomes(layout, 60, late=True) == ["lost", "lost"]
 
 
-def test_they_wait_no_longer_than_was_said() -> None:
+def test_ranks_wait_for_a_compilation_no_longer_than_its_timeout() -> None:
     with pytest.raises(RanksFailed, match="rank 0 hung"):
-        found("stages", 1, late=False)
+        rank_outcomes("stages", 1, late=False)
 
 
-def test_what_is_compiled_is_kept_below_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_code_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv(FOLDER, default_cache_dir())  # torch itself sets this variable
     keep_compiled()

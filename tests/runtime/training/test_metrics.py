@@ -48,7 +48,7 @@ def test_starting_over_starts_empty(path):
         assert path.read_text() == ""
 
 
-def test_what_json_cannot_say_is_null(tmp_path):
+def test_nan_and_infinite_metrics_are_written_as_null(tmp_path):
     with Metrics(tmp_path / "metrics.jsonl") as metrics:
         metrics.write({"step": 1, "loss": float("nan"), "lr": float("inf")})
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "loss": null, "lr": null}\n'

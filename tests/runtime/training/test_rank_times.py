@@ -73,5 +73,5 @@ def _beside(world: World) -> float:
     return selftest.seconds() - before
 
 
-def test_what_another_thread_waits_is_not_taken_from_a_step():
+def test_waits_of_another_thread_are_not_subtracted_from_a_step():
     assert here(_beside, 2) == [0, 0]

@@ -16,7 +16,7 @@ def on_a_rank(act):
     on_ranks(1, work)
 
 
-def test_what_changes_after_the_copy_is_not_written():
+def test_changes_after_the_copy_are_not_written():
     def act(saver: Saver) -> None:
         t, found = torch.arange(6.0).reshape(2, 3), []
         copy = saver.host("t", t)

@@ -247,7 +247,7 @@ def test_only_what_never_learns_and_runs_in_half_precision_may_be_kept_so() -> N
     made = {n: t.detach().bfloat16() for n, t in plain.items()}
 
     def dtypes(precision: str) -> set[str]:
-        kept = models.kept_as(made, plain, precision)
+        kept = models.in_dtypes_of_run(made, plain, precision)
         assert all(t.float().equal(plain[n].to(t.dtype).float()) for n, t in kept.items())
         return {n for n, t in kept.items() if t.dtype == torch.bfloat16}
 
@@ -267,7 +267,7 @@ class Shares(nn.Module):
         self.a.scale = self.b.scale = torch.ones(2)
 
 
-def test_what_a_model_shares_it_shares_on_a_device_that_takes_no_tensor_of_the_cpu() -> None:
+def test_shared_parameters_stay_shared_after_a_move_to_the_meta_device() -> None:
     """Meta is such a device: torch creates new parameters there, one for each name."""
     torn = Shares().to("meta")
     assert torn.a.weight is not torn.b.weight

@@ -53,7 +53,7 @@ def proposed(missing: int, *words: str) -> tuple[str, int, int]:
     ],
     ids=["recompute", "smaller micro batches", "shards"],
 )
-def test_what_is_proposed_passes_when_pasted_and_saves_what_is_missing(words: tuple[str, ...], kind: str) -> None:
+def test_the_proposed_cure_is_accepted_and_saves_the_missing_bytes(words: tuple[str, ...], kind: str) -> None:
     missing = 2 << 20
     said, lighter, planned = proposed(missing, *words)
     assert said.startswith(kind)
@@ -65,7 +65,7 @@ def test_a_policy_that_the_user_has_chosen_is_kept() -> None:
     assert "recompute" not in said
 
 
-def test_what_is_proposed_has_room_for_the_fullest_moment_not_only_for_what_was_asked() -> None:
+def test_the_proposed_cure_has_room_for_the_peak_of_the_step() -> None:
     asked = compose(LM).job
     plan = plan_job(asked)
     planned = plan.estimate.memory[0].total

@@ -32,7 +32,7 @@ JOBS: dict[str, Job] = {
 }
 
 
-def held(world: World, j: Job, plan: Plan, drawn: SharedMetaModels) -> list[Any]:
+def built_state(world: World, j: Job, plan: Plan, drawn: SharedMetaModels) -> list[Any]:
     """Return what a rank has after its build: the code and the names of its stages, and its values."""
     par = parallelize(drawn.take(j, plan), plan, mesh.build(plan.sizes.grid, "cpu", plan.ties), CPU)
     names = [[n for n, _ in part.module.named_modules()] for part in par.parts]
@@ -66,7 +66,7 @@ def test_a_rank_holds_the_same_whether_it_draws_or_was_forked_with_it(j: Job, co
     def work(world: World) -> tuple[bool, list[int]]:
         both, counts = [], []
         for _ in range(2):
-            both.append(held(world, j, plan, drawn))
+            both.append(built_state(world, j, plan, drawn))
             counts.append(count[0])
         return same(*both), counts
 
@@ -74,7 +74,7 @@ def test_a_rank_holds_the_same_whether_it_draws_or_was_forked_with_it(j: Job, co
         assert here(work, plan.sizes.grid.size) == [(True, [1, 2])] * plan.sizes.grid.size
 
 
-def test_what_has_been_built_from_is_not_built_from_again() -> None:
+def test_a_shared_construction_is_used_only_once() -> None:
     plan = plan_job(JOBS["one rank"])
     used = shared_construction.draw(JOBS["one rank"], plan)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.extras.device_matrix.all_to_all_v import rows_over
-from launcher.extras.device_matrix.communication_groups import meeting_ranks
+from launcher.extras.device_matrix.communication_groups import collective_rows
 from launcher.extras.device_matrix.hsdp import ShardedParam
 from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.extras.device_matrix.resolve import Sharding
@@ -170,7 +170,7 @@ def stage_groups(plan: Plan, meshes: Meshes) -> StageGroups | None:
         return None
     grid = plan.sizes.grid
     stages = [grid.ranks(pp=pp) for pp in range(grid["pp"])]
-    needs = [meeting_ranks(plan.sharding, plan.sizes.stages_of(pp)) for pp in range(grid["pp"])]
+    needs = [collective_rows(plan.sharding, plan.sizes.stages_of(pp)) for pp in range(grid["pp"])]
     return StageGroups.build(stages, needs, stage_group=meshes.tp)
 
 

@@ -20,8 +20,8 @@ KEPT = {"fp64": torch.float64}
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def kept(precision: str) -> torch.dtype:
-    """The dtype of weights, gradients and optimizer state."""
+def weight_dtype(precision: str) -> torch.dtype:
+    """The dtype of weights, gradients and optimizer state in a run of this ``precision``."""
     return KEPT.get(precision, torch.float32)
 
 
@@ -33,7 +33,7 @@ def construct(job: Job, seed: int) -> nn.Module:
     default = torch.get_default_dtype()
     with _streams():
         torch.manual_seed(seed)
-        torch.set_default_dtype(kept(job.train.precision))
+        torch.set_default_dtype(weight_dtype(job.train.precision))
         try:
             model = build_model(job.model, job.security.allow)
             model.train()  # whatever mode its constructor left it in
@@ -106,7 +106,7 @@ def move(model: nn.Module, device: torch.device) -> None:
         for owner in kinds:
             for name, value in owner.items():
                 if isinstance(value, Tensor):
-                    before[id(value)] = value  # kept alive, so that no other has its id
+                    before[id(value)] = value  # kept alive, so that no other tensor gets its id
                     places.setdefault(id(value), []).append((owner, name))
 
     model.to(device)
@@ -118,24 +118,26 @@ def move(model: nn.Module, device: torch.device) -> None:
             owner[name] = moved
 
 
-def kept_as(made: Mapping[str, Tensor], plain: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:
-    """``plain`` as a run may keep it: frozen parameters in half precision if those in ``made`` are."""
+def in_dtypes_of_run(
+    made: Mapping[str, Tensor], plain: Mapping[str, Tensor], precision: str
+) -> dict[str, Tensor]:
+    """``plain`` in the dtypes of a run: a frozen parameter is in half precision if it is in ``made``."""
     low = LOW.get(precision)
     frozen = {n for n, t in plain.items() if isinstance(t, nn.Parameter) and not t.requires_grad}
     half = {n for n in frozen if low is not None and n in made and made[n].dtype == low}
     return {n: t.detach().to(low) if n in half else t for n, t in plain.items()}
 
 
-def another(model: nn.Module) -> nn.Module:
+def copy_sharing_weights(model: nn.Module) -> nn.Module:
     """A copy of ``model`` that shares only its trainable parameters.
 
-    The forward may change a frozen one, such as a teacher's, once on every rank.
+    A forward may change frozen parameters, such as those of a teacher. Each rank changes its own copy.
     """
     return copy.deepcopy(model, {id(p): p for p in model.parameters() if p.requires_grad})
 
 
 def share(model: nn.Module, weights: nn.Module) -> nn.Module:
-    """``model`` with the trainable parameters of ``weights``."""
+    """Gives ``model`` the trainable parameters of ``weights``, and returns it."""
     for path, module in weights.named_modules():
         for name, p in module._parameters.items():
             if p is None or not p.requires_grad:
@@ -144,7 +146,7 @@ def share(model: nn.Module, weights: nn.Module) -> nn.Module:
     return model
 
 
-def computing(model: nn.Module, precision: str) -> Callable[..., Any]:
+def forward_function(model: nn.Module, precision: str) -> Callable[..., Any]:
     """A function that runs ``model``; in half precision it casts the weights in every call.
 
     Parameters of modules with running statistics are not cast.

@@ -105,7 +105,7 @@ class ReferenceTraining:
     def _another(self, model: nn.Module) -> nn.Module:
         """A copy of ``model``, or a new construction if it cannot be copied."""
         try:
-            return models.another(model)
+            return models.copy_sharing_weights(model)
         except (RuntimeError, TypeError):
             new = models.put(models.construct(self.job, self.job.seed), models.state(model), self.device)
             self._prepare(new)
@@ -133,7 +133,7 @@ class ReferenceTraining:
         return self._moved(source.inputs(indices)), self._targets(source.targets(indices))
 
     def _moved(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        dtype = models.LOW.get(self._precision, models.kept(self._precision))
+        dtype = models.LOW.get(self._precision, models.weight_dtype(self._precision))
 
         def moved(x: Tensor) -> Tensor:
             return x.to(self.device, dtype if x.is_floating_point() else x.dtype)
@@ -142,7 +142,7 @@ class ReferenceTraining:
 
     def _targets(self, y: Tensor) -> Tensor:
         """The targets on the device; floating targets get the dtype of the weights."""
-        return y.to(self.device, models.kept(self._precision) if y.is_floating_point() else y.dtype)
+        return y.to(self.device, models.weight_dtype(self._precision) if y.is_floating_point() else y.dtype)
 
     def backward(self, batch: Batch, clip: float | None, scale: float) -> ReferenceResult:
         """Loss and gradients of a step; the backward uses ``scale`` times the loss."""
@@ -182,7 +182,7 @@ class ReferenceTraining:
 
     def _accumulate(self, model: nn.Module, part: list[Tensor], counted: float, scale: float) -> float:
         """Accumulates the gradients of one data-parallel rank, one micro batch after the other."""
-        run, total = models.computing(model, self._precision), 0.0
+        run, total = models.forward_function(model, self._precision), 0.0
         for *xs, y in zip(*(t.chunk(self.cut.micros) for t in part), strict=True):
             with EqualDraws():
                 loss = self.objective.summed(run(*xs), y) / counted
@@ -263,7 +263,7 @@ class ReferenceTraining:
                 indices = np.arange(start, min(start + size, len(validation)))
                 xs = self._moved(validation.inputs(indices))
                 with EqualDraws():
-                    output = models.computing(model, self._precision)(*xs)
+                    output = models.forward_function(model, self._precision)(*xs)
                 y = self._targets(validation.targets(indices))
                 total += self.objective.summed(_double(output), y).item()
                 count += self.objective.counted(y)
@@ -285,7 +285,7 @@ class ReferenceTraining:
                 for model in self._each([buffers]):
                     *xs, y = (t.chunk(self.cut.micros)[0] for t in self._part(batch, 1))
                     with EqualDraws(), self._process(1, False):
-                        out = models.computing(model, self._precision)(*xs)
+                        out = models.forward_function(model, self._precision)(*xs)
                     return float(self.objective.summed(out, y))
             return 0.0
 
@@ -305,7 +305,9 @@ class ReferenceTraining:
                 for rank, model in enumerate(self._each(buffers)):
                     *xs, _ = self._part(batch, rank)
                     with self._process(rank, False):
-                        models.computing(model, self._precision)(*(x.chunk(self.cut.micros)[0] for x in xs))
+                        models.forward_function(model, self._precision)(
+                            *(x.chunk(self.cut.micros)[0] for x in xs)
+                        )
         self.optimizer.zero_grad(set_to_none=True)
         return equal_draws.drew, foreign.foreign
 

@@ -202,7 +202,7 @@ LOST: dict[str, tuple[Forward, str]] = {
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_what_is_lost_is_said(name: str) -> None:
+def test_a_forward_that_operators_do_not_reproduce_is_refused(name: str) -> None:
     odd, text = LOST[name]
     with pytest.raises(RequestError) as error:
         record(Net(odd).to("meta"), [torch.empty(4, 6, device="meta", dtype=torch.float64)])
@@ -217,7 +217,7 @@ def test_hooks_of_modules_that_compute_are_in_the_recording() -> None:
     assert [node.op for node in graph.nodes] == ["linear", "mul.Tensor", "relu", "tanh"]
 
 
-def test_backward_hooks_are_not() -> None:
+def test_a_backward_hook_is_refused() -> None:
     module = Net(torch.relu).to("meta")
     module.layer.register_full_backward_hook(lambda module, made, given: tuple(g * 2 for g in made))
     with pytest.raises(RequestError, match="the gradient of input 0 differs from the result of its operators alone"):

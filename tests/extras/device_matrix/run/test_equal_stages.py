@@ -73,7 +73,7 @@ SENT = {
 
 
 @pytest.mark.parametrize("name", SENT)
-def test_what_equal_stages_send_is_said_once_and_of_others_the_most(name: str) -> None:
+def test_traffic_is_shown_once_for_equal_stages_and_as_the_largest_for_others(name: str) -> None:
     made = plan_job(
         job(
             "recipe=lm_recursive", "parallel.mode=semi_auto", "model.tied=false", CUT,
@@ -113,14 +113,14 @@ def _chain(*by: float) -> nn.Module:
     return nn.Sequential(*map(_Scaled, by)).to("meta")
 
 
-def test_a_number_in_python_makes_another_stage() -> None:
+def test_a_different_python_number_makes_a_stage_different() -> None:
     model = _chain(1, 2, 1, 2, 1, 1)
     first = _code(model, ["0", "1"])
     assert first.names_of(_code(model, ["2", "3"])) == {"0": "2", "1": "3"}
     assert first.names_of(_code(model, ["4", "5"])) is None
 
 
-def test_so_do_a_tie_a_hook_and_a_frozen_weight() -> None:
+def test_a_tie_a_hook_or_a_frozen_weight_makes_a_stage_different() -> None:
     model = _chain(*[1] * 10)
     model[3].weight = model[2].weight
     model[5].weight.requires_grad_(False)
@@ -131,6 +131,6 @@ def test_so_do_a_tie_a_hook_and_a_frozen_weight() -> None:
         assert first.names_of(_code(model, units)) is None
 
 
-def test_so_does_a_call_more() -> None:
+def test_an_additional_call_makes_a_stage_different() -> None:
     model = _chain(*[1] * 4)
     assert _code(model, ["0", "1"]).names_of(_code(model, ["2", "3", "2"])) is None

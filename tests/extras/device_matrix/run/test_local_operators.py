@@ -54,12 +54,12 @@ def test_an_operator_on_parts_is_the_operator(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
-def test_every_rule_is_tried() -> None:
+def test_the_cases_cover_every_rule() -> None:
     seen = {node.kind for name in CASES for node in run(name).graph.nodes}
     assert set(RULES) - seen == set()
 
 
-def test_what_has_no_rule_is_computed_on_whole_tensors() -> None:
+def test_an_operator_without_a_rule_is_computed_on_full_tensors() -> None:
     without = []
     for name in WITHOUT_RULE:
         graph = run(name).graph

@@ -49,7 +49,7 @@ WRITES: list[Callable[[Tensor], Tensor]] = [_columns, _viewed_before, _viewed_af
 
 
 @pytest.mark.parametrize("forward", WRITES)
-def test_what_is_recorded_computes_what_the_model_does(forward: Callable[[Tensor], Tensor]) -> None:
+def test_a_recording_computes_the_values_of_the_forward(forward: Callable[[Tensor], Tensor]) -> None:
     x = real(4, 6)
     run = recorded(Calls(Case(forward, (x,))), [x])
     assert torch.equal(run.values[run.graph.outputs[0]], forward(x.detach()))
@@ -95,7 +95,7 @@ REFUSED: dict[str, tuple[nn.Module, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_would_be_lost_is_refused(name: str) -> None:
+def test_a_forward_that_a_recording_would_change_is_refused(name: str) -> None:
     made, text = REFUSED[name]
     with pytest.raises(RequestError) as error:
         record(made.to("meta"), [torch.empty(2, 4, 6, device="meta", dtype=torch.float64)])

@@ -160,7 +160,7 @@ def test_no_group_is_made_twice_nor_the_whole_world_again() -> None:
     assert on_ranks(4, rank_groups) == [[pairs, True, pairs[rank // 2]] for rank in range(4)]
 
 
-def test_what_needs_no_move_is_not_copied() -> None:
+def test_a_tensor_that_keeps_its_layout_is_not_copied() -> None:
     whole = TensorLayout.replicated(1, 2)
     stay, reduce = redistribution(whole, whole, (4,)), back(whole, whole, (0,), (4,))
     x = torch.ones(4, requires_grad=True)
@@ -170,7 +170,7 @@ def test_what_needs_no_move_is_not_copied() -> None:
     assert y.data_ptr() == x.data_ptr()
 
 
-def test_shapes_are_worked_out_without_any_rank() -> None:
+def test_a_redistribution_of_meta_tensors_gives_shapes_without_ranks() -> None:
     rows, columns = TensorLayout((8,), ((0,), ())), TensorLayout((8,), ((), (0,)))
     there, home = redistribution(rows, columns, (16, 8)), back(rows, columns, (), (16, 8))
     x = torch.ones(2, 8, device="meta", requires_grad=True)

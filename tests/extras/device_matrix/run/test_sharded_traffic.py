@@ -107,7 +107,7 @@ def test_a_level_gathers_and_reduces_as_often_as_planned() -> None:
 
 
 @pytest.mark.parametrize("level", ["level1", "level3"])
-def test_what_gets_no_gradient_sends_none(level: str) -> None:
+def test_values_without_a_gradient_send_no_gradient(level: str) -> None:
     made = own(f"{INNER_NETS}.HalfIdle", [8], stages=1, train__batch_size=16, launch__nproc=4)
     rows = BOTH | {"in": [["x", "y"], [None, "y"]]}
     operators = {"first": rows, "branch": rows, "last": BOTH | LAST}

@@ -83,7 +83,7 @@ def test_reasons_of_a_search_are_left_out_where_a_strategy_was_edited(tmp_path: 
     assert not again.reasons
 
 
-def test_what_is_written_beats_the_file(tmp_path: Path) -> None:
+def test_a_strategy_in_the_request_overrides_the_file(tmp_path: Path) -> None:
     job = network("Document", 8, operators=DOCUMENT)
     load = loading(job, plan_job(job), tmp_path / "o.json")
     plan = plan_job(with_parallel(load, operators={"relu*": {"in": [[2, 1]]}}))
@@ -101,7 +101,7 @@ def test_what_is_written_beats_the_file(tmp_path: Path) -> None:
          "relu1:gelu: its module has no such operator, only relu1:relu, did you mean 'relu1:relu'?"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_in_a_file_is_said_of_the_file(tmp_path: Path, name: str, row: dict[str, Any], text: str) -> None:
+def test_a_problem_in_a_strategy_file_names_the_file(tmp_path: Path, name: str, row: dict[str, Any], text: str) -> None:
     job = network("Document", 8, operators=DOCUMENT)
     path = tmp_path / "o.json"
     load = loading(job, plan_job(job), path)

@@ -55,7 +55,7 @@ def test_a_cut_batch_sums_gradients_of_weights_once_a_step() -> None:
     assert cost.gradients == pytest.approx(2 * 3 / 4 * 2 * 8 * 32 * 4 / 1e3)
 
 
-def test_those_who_take_a_value_alike_share_its_move() -> None:
+def test_users_of_a_value_with_one_layout_share_its_redistribution() -> None:
     make = Maker()
     x = make.linear(make.input(16, 8), 8)
     graph = make.graph(make.same("relu", x), make.same("sin", x), make.same("cos", x))
@@ -119,7 +119,7 @@ def test_moves_are_those_of_the_sharded_graph(seed: int) -> None:
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_flops(
+def test_the_flops_of_an_operator_follow_from_its_shapes(
     op: str,
     ins: list[tuple[int, ...]],
     out: tuple[int, ...],

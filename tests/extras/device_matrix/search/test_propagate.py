@@ -97,7 +97,7 @@ def test_inputs_cut_in_batch_give_data_parallelism() -> None:
     )
 
 
-def test_the_same_text_each_time() -> None:
+def test_a_repeated_search_gives_the_same_strategies_and_reasons() -> None:
     graph = mlp(1 << 10)
     once, again = (propagate(graph, rules_of(graph), 8, {}, SLOW) for _ in range(2))
     assert once == again
@@ -113,7 +113,7 @@ def test_neighbors_follow_axes_in_an_order_of_their_own() -> None:
     assert found.cost.communication == 0
 
 
-def test_what_has_no_rule_runs_whole() -> None:
+def test_an_operator_without_a_rule_is_not_cut() -> None:
     make = Maker()
     x = make.linear(make.input(8, 8), 8)
     graph = make.graph(make.linear(make.same("odd", x), 8))
@@ -122,7 +122,7 @@ def test_what_has_no_rule_runs_whole() -> None:
     assert found.cost.communication > 0
 
 
-def test_hsdp_makes_room_for_what_would_not_fit() -> None:
+def test_hsdp_divides_the_memory_of_parameters_and_their_states() -> None:
     graph = mlp(1 << 16)
     cut = Layouts({graph.inputs[0]: TensorLayout((8,), ((0,), ()))})
     plain, sharded = (
