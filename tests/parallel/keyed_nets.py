@@ -1,11 +1,13 @@
-"""Models that find what belongs to a module or a tensor by its identity."""
+"""Models that find what belongs to a module or a tensor by its identity, or reach a tensor by an array."""
 
 from __future__ import annotations
 
 import weakref
+from array import array
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -120,3 +122,27 @@ class Device(nn.Module):
         if x.is_cpu:
             x = x * 2
         return self.b(x)
+
+
+class InAnArray(nn.Module):
+    """A layer whose scale lies in the memory of an array, which ``changes`` with each forward."""
+
+    def __init__(self, kind: str, changes: bool = True, dim: int = 6) -> None:
+        super().__init__()
+        self.inner = nn.Linear(dim, dim)
+        self.changes = changes
+        self.table: Any = array("d", [1.0] * dim) if kind == "array" else np.ones(dim)
+        made = torch.as_tensor if kind == "as_tensor" else torch.from_numpy
+        scale = torch.frombuffer(self.table, dtype=torch.float64) if kind == "array" else made(self.table)
+        if kind == "parameter":
+            self.scale: Tensor = nn.Parameter(scale)
+        elif kind == "attribute":
+            self.scale = scale
+        else:
+            self.register_buffer("scale", scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.changes:
+            for i in range(len(self.table)):
+                self.table[i] *= 0.5
+        return torch.tanh(self.inner(x)) * self.scale + float(self.table[0])

@@ -73,3 +73,24 @@ def test_searched_operators_of_code_that_asks_for_the_device_are_refused() -> No
     with pytest.raises(RequestError) as refused:
         plan_job(with_parallel(j, mode="recursive_programming"))
     assert "the model does more than operators do: output 0 differs" in refused.value.problems[0].text
+
+
+def in_an_array(kind: str, layout: str, *, changes: bool) -> Job:
+    model = {"_target_": "tests.parallel.keyed_nets.InAnArray", "kind": kind, "changes": changes}
+    parallel = LAYOUTS.get(layout, {})
+    return own("keyed_nets.InAnArray", [6], stages=1, model=model, parallel=parallel, train__batch_size=8)
+
+
+@pytest.mark.parametrize("kind", ["buffer", "attribute", "parameter", "as_tensor", "array"])
+@pytest.mark.parametrize("layout", ["one", "level3"])
+def test_an_array_that_changes_a_tensor_is_refused(kind: str, layout: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        plan_job(in_an_array(kind, layout, changes=True))
+    text = "the forward changes table, in whose memory the constructor made scale, but the launcher gives that tensor"
+    assert refused.value.problems[0].text == f"{text} memory of its own; change the tensor instead"
+
+
+@pytest.mark.parametrize("kind", ["buffer", "as_tensor", "array"])
+@pytest.mark.parametrize("layout", ["one", "level3"])
+def test_an_array_that_is_only_read_is_not_refused(kind: str, layout: str) -> None:
+    assert_parity(in_an_array(kind, layout, changes=False))

@@ -32,6 +32,7 @@ from launcher.parallel.model_state.deep_copy import hooks, keep
 from launcher.parallel.model_state.references import (
     OWN,
     arrays_of_parameters,
+    arrays_of_tensors,
     computed,
     forget,
     marks,
@@ -243,6 +244,8 @@ def _checked(model: nn.Module, tape: Tape, away: Callable[[torch.Tensor], bool])
     refuse([*strangers(model, away), *arrays_of_parameters(model, shown)])
     tape.computed, tape.marks = computed(model), marks(model)
     model = owned(model)
+    given = {k: t for t, k in tape.given}
+    tape.arrays = arrays_of_tensors(model, lambda t: given.get(key(t), t))
     tape.shared = overlaps(model)
     return model
 

@@ -70,7 +70,7 @@ class Tape(Dispatch):
     ``why`` is the reason if the constructor cannot be recorded; the tape is useless then. ``off`` has the
     storages of tensors that the constructor itself puts on the meta device; ``meta_requested`` is true while
     it does so. ``past`` has the tapes of earlier constructions, which may have left tensors in a cache.
-    ``shared``, ``computed`` and ``marks`` are results of ``model_state.references``.
+    ``shared``, ``computed``, ``arrays`` and ``marks`` are results of ``model_state.references``.
     """
 
     past: ClassVar[list[Tape]] = []
@@ -80,6 +80,8 @@ class Tape(Dispatch):
         self.log = Log()
         # arrays of numpy, and the keys of the tensors that share their memory
         self.shown: list[tuple[Any, int]] = []
+        # tensors that are made of other memory, such as an array's, and the keys of what stands for them
+        self.given: list[tuple[torch.Tensor, int]] = []
         self.seed = seed
         self.why = ""
 
@@ -87,6 +89,7 @@ class Tape(Dispatch):
         self.off: set[int] = set()
         self.shared: tuple[tuple[str, ...], ...] = ()
         self.computed: tuple[str, ...] = ()
+        self.arrays: tuple[tuple[str, str], ...] = ()
         self.marks: dict[str, tuple[str, ...]] = {}
 
         # while it runs
@@ -152,6 +155,9 @@ class Tape(Dispatch):
             self.log.add(Op(ConstantTensor(value), makes=(t.detach(),)))
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any, draw: Draw | None) -> None:
+        if func is aten._to_copy.default and args[0].dtype == out.dtype:  # the CPU's tensor would be the same
+            self.given += [(value, key(out)) for value, at in self.given if at == key(args[0])]
+
         # the storages that it reads and those that it writes, in full or in part
         ins = {key(t) for t in tensors((args, kwargs))}
         written = _written(func, args, kwargs)
@@ -288,6 +294,7 @@ class Tape(Dispatch):
         constant.sum = constant.checksum()
         self._lent.setdefault(key(value), []).append(constant)
         meta = torch.empty_like(value, device="meta", requires_grad=False)
+        self.given.append((constant.value, key(meta)))
         self.log.add(Op(constant, makes=(meta,)))
         return meta
 

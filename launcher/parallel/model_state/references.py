@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import gc
 import sys
 import weakref
@@ -38,6 +39,7 @@ OPAQUE = (
     torch.device,
 )
 """Types that contain no tensors of a model."""
+ARRAYS: tuple[Any, ...] = (np.ndarray, array.array, bytearray, memoryview)
 PYTHONS = weakref.__file__.removesuffix("weakref.py")
 
 
@@ -103,8 +105,8 @@ def arrays_of_parameters(model: nn.Module, shown: Sequence[tuple[Any, str]] = ()
             places.append((memory.data_ptr(), memory.nbytes(), param))
     out: dict[str, Problem] = {}
     for at, value in _kept(model) if places else ():
-        for array in _plain(value, np.ndarray):
-            place = array.__array_interface__["data"][0]
+        for shared in _plain(value, np.ndarray):
+            place = shared.__array_interface__["data"][0]
             of = next((n for begin, size, n in places if begin <= place < begin + size), None)
             if of is not None:
                 text = f"{at} is a numpy array that shares memory with {of}"
@@ -113,7 +115,25 @@ def arrays_of_parameters(model: nn.Module, shown: Sequence[tuple[Any, str]] = ()
     return list(out.values())
 
 
-def _plain(value: Any, kind: type[P]) -> Iterator[P]:
+def arrays_of_tensors(model: nn.Module, in_memory: Callable[[Tensor], Tensor]) -> tuple[tuple[str, str], ...]:
+    """Return the attributes with an array in whose memory a tensor of the model is, and the tensor's name.
+
+    ``in_memory`` returns the tensor in memory that a tensor on meta stands for.
+    """
+    memory = {}
+    for name, t in named(model):
+        real = in_memory(t)
+        if real.device.type == "cpu" and real.layout is torch.strided and real.numel():
+            memory[name] = torch.empty(0, dtype=torch.uint8).set_(real.untyped_storage()).numpy()
+    out: dict[tuple[str, str], None] = {}
+    for at, value in _kept(model) if memory else ():
+        for buffer in _plain(value, ARRAYS):
+            shown = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
+            out |= dict.fromkeys((at, name) for name, of in memory.items() if np.may_share_memory(shown, of))
+    return tuple(out)
+
+
+def _plain(value: Any, kind: type[P] | tuple[type[P], ...]) -> Iterator[P]:
     """Yield the objects of this ``kind`` in ``value``, also as keys, but not those of modules in it."""
     stack, seen = [(value, 0)], set[int]()
     while stack and len(seen) < MOST:

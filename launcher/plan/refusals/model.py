@@ -95,6 +95,14 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
     yield from _around(at, skeleton, graph, alone)
     yield from _clocks(at, graph, recomputes=job.parallel.recompute is not None)
 
+    changed = {kept.name for kept in graph.effects.kept}
+    for place, name in skeleton.traits.arrays:
+        if place in changed:
+            text = (
+                f"the forward changes {place}, in whose memory the constructor made {name}, but the launcher"
+            )
+            yield Problem(KEY, f"{text} gives that tensor memory of its own; change the tensor instead")
+
     # tensors that a forward changes, and gradients that it computes or reads itself
     for change in graph.effects.changes:
         p = placed.get(change.name)

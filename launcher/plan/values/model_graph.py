@@ -43,6 +43,8 @@ class ModelTraits:
     which the constructor registered global module hooks. ``batch_norms``: modules that normalize over the
     samples of a batch in training. ``world``: the constructor's queries about the distributed processes.
     ``held``: modules with a Python reference to another module, each with a weight that both share.
+    ``arrays``: attributes with an array, such as numpy's, in whose memory the constructor made a tensor, each
+    with the tensor.
     """
 
     hooked: tuple[str, ...] = ()
@@ -58,6 +60,7 @@ class ModelTraits:
     batch_norms: tuple[str, ...] = ()
     world: tuple[str, ...] = ()
     held: tuple[tuple[str, str], ...] = ()
+    arrays: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
