@@ -142,9 +142,8 @@ def _plain(value: Any, kind: type[P] | tuple[type[P], ...]) -> Iterator[P]:
             yield some
         elif id(some) not in seen and not isinstance(some, (*OPAQUE, nn.Module)) and depth < DEPTH:
             seen.add(id(some))
-            stack += [
-                (v, depth + 1) for v in ([*some, *some.values()] if isinstance(some, dict) else _parts(some))
-            ]
+            parts = [*some, *some.values()] if isinstance(some, dict) else _parts(some)
+            stack += [(v, depth + 1) for v in parts[:MOST]]
 
 
 def _itself(at: str, name: str) -> Problem:
@@ -217,7 +216,7 @@ def inside(value: Any, known: Container[int] = ()) -> Iterator[Any]:
             if id(some) in known:
                 continue
         if depth < DEPTH:
-            stack += [(v, depth + 1) for v in _parts(some)]
+            stack += [(v, depth + 1) for v in _parts(some)[:MOST]]
 
 
 def _parts(some: Any) -> list[Any]:
