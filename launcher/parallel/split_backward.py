@@ -143,14 +143,15 @@ class Deferral(TorchFunctionMode):
         """Return true if our product behaves as autograd's would."""
         x = call.x
         operands = [x] if call.bias is None else [x, call.bias]
+        if transformed() or _checkpointed():  # first: tensors of torch.func have no memory
+            return False
         if not isinstance(call.weight, Tensor) or call.weight.layout != torch.strided:
             return False
         dtype = call.weight.dtype
         if any(type(t) not in PLAIN or t.dtype != dtype or t.layout != torch.strided for t in operands):
             return False
         known = x.requires_grad or _storage(x) in self.inputs
-        plainly = not transformed() and not _checkpointed()
-        return bool(x.dim() > 1 and x.is_floating_point() and known and plainly)
+        return bool(x.dim() > 1 and x.is_floating_point() and known)
 
 
 PLAIN = (Tensor, nn.Parameter)

@@ -160,3 +160,37 @@ class Turned(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.b(self.a(x).transpose(1, 2)).transpose(1, 2)
         return self.head(torch.cat([x, self.c(x.flip(1))], 1))
+
+
+class Directional(nn.Module):
+    """A layer and its derivative in one direction, by ``jvp`` or ``jacfwd`` of ``torch.func``."""
+
+    def __init__(self, transform: str, dim: int) -> None:
+        super().__init__()
+        self.transform = transform
+        self.inner = nn.Linear(dim, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def function(t: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.inner(t))
+
+        direction = torch.ones_like(x)
+        if self.transform == "jvp":
+            y, along = torch.func.jvp(function, (x,), (direction,))
+        else:
+            y, along = torch.func.vmap(function)(x), torch.func.vmap(torch.func.jacfwd(function))(x).sum(-1)
+        return y + along
+
+
+class Derivatives(nn.Module):
+    """Two layers with derivatives, and a head."""
+
+    def __init__(self, transform: str, dim: int = 6) -> None:
+        super().__init__()
+        self.a, self.b = Directional(transform, dim), Directional(transform, dim)
+        self.head = nn.Linear(dim, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        x = self.b(x)
+        return self.head(x)

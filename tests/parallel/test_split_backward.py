@@ -43,6 +43,15 @@ def test_a_detached_input_of_a_stage_has_a_gradient_of_zeros(scheduler):
     assert_parity(own("split_nets.Detaching", [6], stages=config, train__batch_size=8, parallel=parallel), parts=4)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # of torch itself, at the first jvp
+@pytest.mark.parametrize("transform", ["jvp", "jacfwd"])
+def test_products_within_a_transform_of_torch_func_are_not_deferred(transform):
+    config = {"a": 0, "b": 1, "head": 1}
+    model = {"_target_": "tests.parallel.split_nets.Derivatives", "transform": transform}
+    parallel = pipeline("zero_bubble_h1", config)
+    assert_parity(own("split_nets.Derivatives", [6], stages=config, model=model, parallel=parallel), parts=4)
+
+
 def test_gradients_that_are_one_tensor_or_have_stride_0_are_each_added_up_alone():
     assert_parity(own("odd_nets.Added", [6], stages=OFFSETS, train__batch_size=8,
                       parallel=pipeline("zero_bubble_h1", OFFSETS)), parts=4)  # fmt: skip
