@@ -102,6 +102,14 @@ SMALLEST: dict[str, tuple[str, list[tuple[str, int]]]] = {
             ("all processes together: at most ", 1),
         ],
     ),
+    "rank_memory": (
+        "-m benchmarks.rank_memory --times 1",
+        [
+            ("all processes +[0-9]+ MB", 1),
+            ("8 ranks +[0-9]+ MB", 1),
+            ("private to a rank +[0-9]+ MB", 1),
+        ],
+    ),
     "transform": (
         "-m benchmarks.transform --mib 64 --blocks 1 --cases tp --without-mindspore",
         [

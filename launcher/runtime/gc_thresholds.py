@@ -16,6 +16,16 @@ def seldom() -> None:
     gc.set_threshold(*_SELDOM)
 
 
+def freeze() -> None:
+    """Excludes all objects that exist from collections, if ``seldom`` was called.
+
+    A collection writes to each object that it examines, and so copies the memory that a fork shares. Other
+    programs are left alone: ``gc.get_referrers`` does not see excluded objects either.
+    """
+    if gc.get_threshold() == _SELDOM:
+        gc.freeze()
+
+
 def as_usual() -> None:
     """Undoes ``seldom`` if it was called; objects that exist by then are not examined any more."""
     if gc.get_threshold() == _SELDOM:

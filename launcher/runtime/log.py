@@ -104,4 +104,6 @@ def _handler(handler: logging.Handler, form: str) -> logging.Handler:
 def _install(handlers: list[logging.Handler]) -> None:
     # no force=True: it would close the handlers of the process this one was forked from
     logging.getLogger().handlers[:] = handlers
-    logging.getLogger("launcher").setLevel(logging.INFO)
+    own = logging.getLogger("launcher")
+    if own.level != logging.INFO:  # setting it writes to all loggers, so each rank would copy their memory
+        own.setLevel(logging.INFO)

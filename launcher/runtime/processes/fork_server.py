@@ -56,6 +56,7 @@ PRELOADED = (
     "launcher.steps.evaluate",
     "launcher.steps.save",
     "launcher.runtime.training.loop",
+    "numpy.ma",  # np.unique imports it; that writes to every module, so each rank would copy 12 MB
 )
 """Modules that the server imports, so that its children share them."""
 
@@ -141,6 +142,7 @@ class ForkServer:
         _forks_left -= 1
         for name in PLANNED_WITH:
             importlib.import_module(name)
+        gc_thresholds.freeze()
         near, far = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()

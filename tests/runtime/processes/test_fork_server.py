@@ -184,6 +184,29 @@ def test_a_users_module_may_do_what_no_fork_survives(spoiler, where, tmp_path):
     assert "done in" in done.stdout
 
 
+NOTES_IMPORTS = """
+    import sys
+    from torch.distributed import get_rank, is_initialized
+    from launcher.__main__ import script
+
+    def note(event, args):
+        if event == "import" and is_initialized():
+            with open(f"imports{get_rank()}", "a") as file:
+                print(args[0], file=file)
+
+    sys.addaudithook(note)
+    script()
+"""
+
+
+def test_ranks_import_nothing_that_their_parent_could_import_once(tmp_path):
+    done = python(NOTES_IMPORTS, tmp_path, *REQUEST, "run_dir=run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    path = tmp_path / "imports1"
+    names = path.read_text().split() if path.exists() else []
+    assert [name for name in names if not name.startswith("torch.")] == []  # torch's own differ by version
+
+
 SCRIPT = """
     import threading, torch
     from launcher import run_job
