@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.autograd import graph
+from torch.utils._python_dispatch import _disable_current_modes
 
 KEEPING: ContextVar[Callable[[torch.Tensor], Any] | None] = ContextVar("keeping", default=None)
 """A callback for each tensor that is kept for a backward without autograd's knowledge."""
@@ -30,8 +31,10 @@ PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
 
 
 class SavedHooks:
-    """Passes every saved tensor to ``keep`` while entered, and saves what that returns instead.
+    """Passes every saved tensor to ``keep`` while entered, and saves a detached alias of what that returns.
 
+    An operation may save its own result. If a hook returned that tensor, its graph would refer to itself from
+    C++, and neither would ever be freed; ``torch.autograd.graph.saved_tensors_hooks`` warns of it.
     ``suspended`` is true while the hooks are suspended, for code that allows no hooks on saved tensors.
     """
 
@@ -75,7 +78,12 @@ class SavedHooks:
             self._push()
 
     def _push(self) -> None:
-        torch._C._autograd._push_saved_tensors_default_hooks(self._keep, self._use)
+        torch._C._autograd._push_saved_tensors_default_hooks(self._pack, self._use)
+
+    def _pack(self, t: torch.Tensor) -> torch.Tensor:
+        kept = self._keep(t)
+        with _disable_current_modes(), torch._C.DisableTorchFunction():  # it is no operation of the forward
+            return kept.detach()
 
     def _pop(self) -> None:
         torch._C._autograd._pop_saved_tensors_default_hooks()
