@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.autograd import graph
@@ -30,16 +31,25 @@ PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
 """Whether forwards run as if nothing were recomputed."""
 
 
+def _packed(hooks: SavedHooks | None, t: torch.Tensor) -> torch.Tensor:
+    """Return what is saved for ``t`` by ``hooks``, which are entered."""
+    assert hooks is not None
+    kept = hooks.keep(t)
+    with _disable_current_modes(), torch._C.DisableTorchFunction():  # it is no operation of the forward
+        return kept.detach()
+
+
 class SavedHooks:
     """Passes every saved tensor to ``keep`` while entered, and saves a detached alias of what that returns.
 
-    An operation may save its own result. If a hook returned that tensor, its graph would refer to itself from
-    C++, and neither would ever be freed; ``torch.autograd.graph.saved_tensors_hooks`` warns of it.
+    Autograd's graph keeps the hooks and what they return, and Python's collector does not look into it. A graph
+    that refers to itself there is never freed: by an operation that saves its own result, or by a ``keep`` that
+    leads back to the graph. So what is saved is detached, and the graph has only a weak reference to ``keep``.
     ``suspended`` is true while the hooks are suspended, for code that allows no hooks on saved tensors.
     """
 
     def __init__(self, keep: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._keep = keep
+        self.keep = keep
         self._use: Callable[[torch.Tensor], torch.Tensor] = lambda t: t
         self._disable: Any = None
         self._token: Token[Any] | None = None
@@ -47,7 +57,7 @@ class SavedHooks:
 
     def __enter__(self) -> None:
         self._push()
-        self._token = KEEPING.set(self._keep)
+        self._token = KEEPING.set(self.keep)
         self._disable, graph.disable_saved_tensors_hooks = graph.disable_saved_tensors_hooks, self._disabling
 
     def __exit__(
@@ -78,12 +88,8 @@ class SavedHooks:
             self._push()
 
     def _push(self) -> None:
-        torch._C._autograd._push_saved_tensors_default_hooks(self._pack, self._use)
-
-    def _pack(self, t: torch.Tensor) -> torch.Tensor:
-        kept = self._keep(t)
-        with _disable_current_modes(), torch._C.DisableTorchFunction():  # it is no operation of the forward
-            return kept.detach()
+        this = ref(self)
+        torch._C._autograd._push_saved_tensors_default_hooks(lambda t: _packed(this(), t), self._use)
 
     def _pop(self) -> None:
         torch._C._autograd._pop_saved_tensors_default_hooks()
