@@ -42,9 +42,9 @@ def _packed(hooks: SavedHooks | None, t: torch.Tensor) -> torch.Tensor:
 class SavedHooks:
     """Passes every saved tensor to ``keep`` while entered, and saves a detached alias of what that returns.
 
-    Autograd's graph keeps the hooks and what they return, and Python's collector does not look into it. A graph
-    that refers to itself there is never freed: by an operation that saves its own result, or by a ``keep`` that
-    leads back to the graph. So what is saved is detached, and the graph has only a weak reference to ``keep``.
+    Autograd's graph keeps the hooks and what they return, and Python's collector does not look into it. A
+    graph that refers to itself there is never freed: by an operation that saves its own result, or by a
+    ``keep`` that leads back to the graph. So what is saved is detached, and the graph refers weakly to this.
     ``suspended`` is true while the hooks are suspended, for code that allows no hooks on saved tensors.
     """
 

@@ -520,8 +520,8 @@ def watching(
     names = files_of(model)
     streams, before, around = streams_now(), snapshot(model), variables(names)
 
-    # modules, by lambdas: a copy of a module shares them and reports to this watch too; the references are weak,
-    # because an autograd graph that recomputes a module keeps its hooks, and the watch keeps the graph
+    # modules, by lambdas: a copy of a module shares them and reports to this watch too; they refer weakly to
+    # it, because an autograd graph that recomputes a module keeps its hooks, and the watch keeps the graph
     enter, leave = WeakMethod(watch.enter), WeakMethod(watch.leave)
     for name, module in model.named_modules():
         after = lambda m, args, kwargs, out, name=name: (leave() or _over)(name, m, (args, kwargs), out)  # noqa: E731
