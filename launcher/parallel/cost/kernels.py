@@ -314,7 +314,7 @@ class ForwardMeter:
         self.saved = 0
         self.kept: set[int] = set()
         self._seen: set[int] = set()
-        self._alive: list[torch.Tensor] = []  # the address of a freed storage could be reused by another
+        self._alive: list[Any] = []  # storages, because the address of a freed one could be reused
         self._hooks = SavedHooks(self._keep)
         self._flops = _Flops(self._hooks, self._keep)
         self._fused = FusedKernels()
@@ -323,8 +323,9 @@ class ForwardMeter:
     def own(self, tensors: Iterable[torch.Tensor]) -> None:
         """Exclude parameters and buffers from the count."""
         for t in tensors:
-            self._seen.add(t.untyped_storage()._cdata)
-            self._alive.append(t)
+            storage = t.untyped_storage()
+            self._seen.add(storage._cdata)
+            self._alive.append(storage)
 
     def mark(self) -> Callable[[], None]:
         """Return a function that resets the totals to their present values."""
@@ -366,7 +367,7 @@ class ForwardMeter:
         self.kept.add(storage._cdata)
         if storage._cdata not in self._seen:
             self._seen.add(storage._cdata)
-            self._alive.append(t.detach())
+            self._alive.append(storage)
             self.saved += storage.nbytes()
         return t
 

@@ -7,9 +7,11 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.autograd import graph
+from torch.utils._python_dispatch import _disable_current_modes
 
 KEEPING: ContextVar[Callable[[torch.Tensor], Any] | None] = ContextVar("keeping", default=None)
 """A callback for each tensor that is kept for a backward without autograd's knowledge."""
@@ -29,14 +31,25 @@ PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
 """Whether forwards run as if nothing were recomputed."""
 
 
-class SavedHooks:
-    """Passes every saved tensor to ``keep`` while entered, and saves what that returns instead.
+def _packed(hooks: SavedHooks | None, t: torch.Tensor) -> torch.Tensor:
+    """Return what is saved for ``t`` by ``hooks``, which are entered."""
+    assert hooks is not None
+    kept = hooks.keep(t)
+    with _disable_current_modes(), torch._C.DisableTorchFunction():  # it is no operation of the forward
+        return kept.detach()
 
+
+class SavedHooks:
+    """Passes every saved tensor to ``keep`` while entered, and saves a detached alias of what that returns.
+
+    Autograd's graph keeps the hooks and what they return, and Python's collector does not look into it. A
+    graph that refers to itself there is never freed: by an operation that saves its own result, or by a
+    ``keep`` that leads back to the graph. So what is saved is detached, and the graph refers weakly to this.
     ``suspended`` is true while the hooks are suspended, for code that allows no hooks on saved tensors.
     """
 
     def __init__(self, keep: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._keep = keep
+        self.keep = keep
         self._use: Callable[[torch.Tensor], torch.Tensor] = lambda t: t
         self._disable: Any = None
         self._token: Token[Any] | None = None
@@ -44,7 +57,7 @@ class SavedHooks:
 
     def __enter__(self) -> None:
         self._push()
-        self._token = KEEPING.set(self._keep)
+        self._token = KEEPING.set(self.keep)
         self._disable, graph.disable_saved_tensors_hooks = graph.disable_saved_tensors_hooks, self._disabling
 
     def __exit__(
@@ -75,7 +88,8 @@ class SavedHooks:
             self._push()
 
     def _push(self) -> None:
-        torch._C._autograd._push_saved_tensors_default_hooks(self._keep, self._use)
+        this = ref(self)
+        torch._C._autograd._push_saved_tensors_default_hooks(lambda t: _packed(this(), t), self._use)
 
     def _pop(self) -> None:
         torch._C._autograd._pop_saved_tensors_default_hooks()

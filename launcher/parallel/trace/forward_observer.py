@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from threading import get_ident
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
@@ -520,6 +521,10 @@ def _state_dict_calls(report: Callable[[], None]) -> Iterator[None]:
             setattr(nn.Module, name, method)
 
 
+def _over(*_: object) -> None:
+    """Ignore a call of a module after its watch is gone."""
+
+
 @contextmanager
 def watching(
     model: nn.Module, units: Iterable[str], saved: Callable[[], int], inputs: Iterable[torch.Tensor] = ()
@@ -530,10 +535,12 @@ def watching(
     names = files_of(model)
     streams, before, around = streams_now(), snapshot(model), variables(names)
 
-    # modules, by lambdas: a copy of a module shares them and reports to this watch too
+    # modules, by lambdas: a copy of a module shares them and reports to this watch too; they refer weakly to
+    # it, because an autograd graph that recomputes a module keeps its hooks, and the watch keeps the graph
+    enter, leave = WeakMethod(watch.enter), WeakMethod(watch.leave)
     for name, module in model.named_modules():
-        after = lambda m, args, kwargs, out, name=name: watch.leave(name, m, (args, kwargs), out)  # noqa: E731
-        before_call = lambda m, args, kwargs, name=name: watch.enter(name, m, (args, kwargs))  # noqa: E731
+        after = lambda m, args, kwargs, out, name=name: (leave() or _over)(name, m, (args, kwargs), out)  # noqa: E731
+        before_call = lambda m, args, kwargs, name=name: (enter() or _over)(name, m, (args, kwargs))  # noqa: E731
         module.register_forward_pre_hook(before_call, prepend=True, with_kwargs=True)
         module.register_forward_hook(after, with_kwargs=True, always_call=True)
     hooked = _hooks_of(model)

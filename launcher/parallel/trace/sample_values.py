@@ -7,18 +7,18 @@ and constants alone (masks, lengths, positions), are known all the same, for a f
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
 
-from launcher.parallel.dispatch.modes import Dispatch, tree_leaves, tree_map_only
+from launcher.parallel.dispatch.modes import Dispatch, default_dtype, tree_leaves, tree_map_only
 from launcher.plan.values.model_graph import EmbeddingLookup
 
 aten = torch.ops.aten
@@ -83,6 +83,68 @@ def trying() -> bool:
     return _TRIAL.get() is not None
 
 
+@dataclass(eq=False)
+class _Call:
+    """An operation on values, which runs when its results are needed; ``results`` has them for each batch.
+
+    Most results are never needed, and a model that makes a mask in each layer would fill gigabytes with them.
+    """
+
+    func: Any
+    inputs: Any
+    results: list[list[Tensor]] | None = None
+    dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
+
+    def run(self, batches: int) -> list[list[Tensor]]:
+        """Run it after the calls that it depends on, of which a chain may be longer than Python's stack."""
+        waiting = [self]
+        while waiting:
+            call = waiting[-1]
+            calls = [v.call for v in tree_leaves(call.inputs) if isinstance(v, _Values)]
+            if earlier := [c for c in calls if c.results is None]:
+                waiting += earlier
+                continue
+            if call.results is None:
+                call.results = [call._carried_out(batch) for batch in range(batches)]
+                call.inputs = ()
+            waiting.pop()
+        assert self.results is not None
+        return self.results
+
+    def _carried_out(self, batch: int) -> list[Tensor]:
+        """Run the operation on the values of one batch; return nothing if they are not known."""
+        with (
+            _disable_current_modes(),
+            torch.inference_mode(False),
+            torch.no_grad(),
+            torch.autocast("cpu", enabled=False),
+            default_dtype(self.dtype),
+        ):
+            try:
+                args, kwargs = tree_map_only(_Values, lambda v: v.computed[batch], self.inputs)
+                out = self.func(*args, **kwargs)
+            except (RuntimeError, IndexError, NotImplementedError):  # then the values are unknown
+                return []
+        return [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Values:
+    """The values of a tensor like ``spec`` for each batch: the result of ``call`` at the index ``at``."""
+
+    call: _Call
+    at: int
+    spec: tuple[torch.Size, torch.dtype]
+
+    @property
+    def computed(self) -> list[Tensor]:
+        """The values, once ``call`` has run; empty if they are unknown."""
+        results = self.call.results or []
+        values = [each[self.at] for each in results if self.at < len(each)]
+        known = len(values) == len(results) and all((v.shape, v.dtype) == self.spec for v in values)
+        return values if known else []
+
+
 class SampleValues(Dispatch):
     """Tracks the values of tensors that depend on ``inputs`` and constants, around a forward on ``inputs``.
 
@@ -98,38 +160,49 @@ class SampleValues(Dispatch):
         trial = _TRIAL.get()
         batches = trial.batches if trial is not None else ()
         self.batches = len(batches)
-        self._known: dict[int, tuple[weakref.ref[Tensor], list[Tensor]]] = {}
+        self._known: MutableMapping[Tensor, _Values] = WeakIdKeyDictionary()
         self._lost: set[int] = set()
         self._ids: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
         self._of_inputs: dict[int, list[Tensor]] = {}
         for place, t in enumerate(inputs):
             values = [_fitted(batch[place], t) if place < len(batch) else None for batch in batches]
-            self._learn(t, values)
+            given = _Call(None, (), [[] if v is None else [v] for v in values])
+            self._learn(given, [t])
             if not t.is_floating_point():
-                self._of_inputs[place] = self._find(t) or []
+                self._of_inputs[place] = self._computed(t)
                 self._ids[id(t)] = weakref.ref(t), place, 0
 
     def follow(self, stand_in: Tensor, t: Tensor) -> None:
         """Register ``stand_in``, which has the values of ``t`` in memory."""
         values, at = self._find(t), self._input(t)
         if values is not None:
-            self._known[id(stand_in)] = weakref.ref(stand_in), values
+            self._known[stand_in] = values
         if at is not None:
             self._ids[id(stand_in)] = weakref.ref(stand_in), *at
 
     def of(self, t: Tensor, batch: int = 0) -> Tensor | None:
         """Return a copy of the values of ``t`` for one of the batches, or ``None``."""
+        values = self._computed(t)
+        return values[batch].clone() if batch < len(values) else None
+
+    def _find(self, t: Tensor) -> _Values | None:
+        values = self._known.get(t)
+        return None if values is None or t.untyped_storage()._cdata in self._lost else values
+
+    def _computed(self, t: Tensor) -> list[Tensor]:
+        """Return the values of ``t`` for each batch, or nothing if they are unknown."""
         values = self._find(t)
-        return None if values is None or batch >= len(values) else values[batch].clone()
+        if values is None:
+            return []
+        values.call.run(self.batches)
+        return values.computed
 
-    def _find(self, t: Tensor) -> list[Tensor] | None:
-        entry = self._known.get(id(t))
-        known = entry is not None and entry[0]() is t and t.untyped_storage()._cdata not in self._lost
-        return entry[1] if entry is not None and known else None
-
-    def _learn(self, t: Tensor, values: Sequence[Any]) -> None:
-        if values and all(isinstance(v, Tensor) and (v.shape, v.dtype) == (t.shape, t.dtype) for v in values):
-            self._known[id(t)] = weakref.ref(t), [*values]
+    def _learn(self, call: _Call, made: Sequence[Tensor]) -> None:
+        """Register the results of ``call``; those of a call that has run only if they are known."""
+        for at, t in enumerate(made):
+            values = _Values(call, at, (t.shape, t.dtype))
+            if call.results is None or values.computed:
+                self._known[t] = values
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -143,15 +216,26 @@ class SampleValues(Dispatch):
         made = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.is_meta]
         if not made or not all(t.is_meta and t.layout is torch.strided for t in (*arguments, *made)):
             return out
-        known = [self._find(t) for t in arguments]
-        large = sum(t.numel() for t in made) > FEW
-        if None in known or large or torch.Tag.nondeterministic_seeded in func.tags:
-            if func._schema.is_mutable:
+        known = all(self._find(t) is not None for t in arguments)
+        known &= sum(t.numel() for t in made) <= FEW and torch.Tag.nondeterministic_seeded not in func.tags
+
+        # before values change, compute all that may depend on what they are now
+        writes = func._schema.is_mutable
+        if known and writes:
+            for values in list(self._known.values()):
+                values.call.run(self.batches)
+            known = all(self._computed(t) for t in arguments)
+        if not known:
+            if writes:
                 self._lost |= {t.untyped_storage()._cdata for t in made}
             return out
-        results = [self._carried_out(func, args, kwargs, batch) for batch in range(self.batches)]
-        for at, t in enumerate(made):
-            self._learn(t, [r[at] if at < len(r) else None for r in results])
+
+        # the call, which runs later unless it changes values
+        inputs = tree_map_only(torch.device, lambda d: torch.device("cpu"), (args, kwargs))
+        call = _Call(func, tree_map_only(Tensor, self._find, inputs))
+        if writes:
+            call.run(self.batches)
+        self._learn(call, made)
         return out
 
     def _input(self, t: Tensor) -> tuple[int, int] | None:
@@ -183,22 +267,11 @@ class SampleValues(Dispatch):
         if at is not None:
             place, shift = at
             self.lookups[EmbeddingLookup(place, module, rows, least - shift, rows - shift)] = None
-        for v in self._find(ids) or self._values(at):
+        for v in self._computed(ids) or self._values(at):
             if v.numel() and int(v.max()) >= rows:
                 self.beyond[module] = rows, max(int(v.max()), self.beyond.get(module, (rows, 0))[1])
             elif v.numel() and int(v.min()) < least:
                 self.beyond.setdefault(module, (rows, int(v.min())))
-
-    def _carried_out(self, func: Any, args: Any, kwargs: Any, batch: int) -> list[Tensor]:
-        """Run an operation on the values of one batch; return nothing if they are not known."""
-        real = partial(tree_map_only, Tensor, lambda t: (self._find(t) or [])[batch])
-        on_cpu = partial(tree_map_only, torch.device, lambda d: torch.device("cpu"))
-        with _disable_current_modes(), torch.no_grad():
-            try:
-                out = func(*on_cpu(real(args)), **on_cpu(real(kwargs)))
-            except (RuntimeError, IndexError, NotImplementedError):  # then the values are unknown
-                return []
-        return [t for t in tree_leaves(out) if isinstance(t, Tensor)]
 
 
 def _looked_up(func: Any, args: Any) -> Iterator[tuple[Tensor, int, Tensor]]:

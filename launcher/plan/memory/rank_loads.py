@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from launcher.plan.communication.buckets_and_gathers import Bucket, GatherGroup
-from launcher.plan.cut.stages import BoundaryTensor, Stage, covers, segments
+from launcher.plan.cut.stages import BoundaryTensor, Stage, around, covers, segments
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.cut.written_stages import owner
 from launcher.plan.cut_model import CutModel
@@ -173,8 +173,10 @@ def _own(unsharded: list[Placed], stage: Stage, segments: list[str]) -> tuple[in
     Parameters of no segment count in the first one, whose backward runs last.
     """
     out = [0] * max(1, len(segments))
+    names = frozenset(stage.params)
+    first = {s: i for i, s in reversed([*enumerate(segments)]) if s}
     for p in unsharded:
-        here = next(n for n in p.names if n in stage.params)
-        near = [i for i, s in enumerate(segments) if s and covers(s, owner(here))]
+        here = next(n for n in p.names if n in names)
+        near = [first[m] for m in around(owner(here)) if m in first]
         out[min(near, default=0)] += p.nbytes
     return tuple(out)

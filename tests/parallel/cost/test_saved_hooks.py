@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
@@ -60,3 +63,13 @@ def test_of_two_that_count_at_once_both_step_aside_and_come_back():
     assert torch.equal(found, curve(x))
     assert (outer.saved > since[0]) or (inner.saved > since[1])
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def test_a_result_that_its_own_backward_needs_is_freed_with_the_graph():
+    x = torch.ones(4, 8, requires_grad=True)
+    with ForwardMeter((x,)) as meter:
+        out = x.tanh()
+    alive = weakref.ref(out)
+    del out
+    gc.collect()
+    assert (alive(), meter.saved) == (None, x.nbytes)
