@@ -186,11 +186,11 @@ def test_a_users_module_may_do_what_no_fork_survives(spoiler, where, tmp_path):
 
 NOTES_IMPORTS = """
     import sys
-    from torch.distributed import get_rank, is_initialized
+    from torch.distributed import distributed_c10d, get_rank
     from launcher.__main__ import script
 
     def note(event, args):
-        if event == "import" and is_initialized():
+        if event == "import" and distributed_c10d._world.pg_map:  # a plan refuses models that ask for the group
             with open(f"imports{get_rank()}", "a") as file:
                 print(args[0], file=file)
 
