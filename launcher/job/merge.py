@@ -247,11 +247,13 @@ def expansion(raw: Mapping[str, Any]) -> Problem | None:
     try:
         large = [key for key in nodes if _size(key, nodes, sizes, set()) > EXPANDED]
     except RecursionError:
-        return Problem("", "the interpolations of this request refer to one another in too long a chain")
+        text = "the interpolations of this request refer to one another in too long a chain"
+        return Problem("", f"{text}; write values in place of some ${{...}}")
     if not large:
         return None
     key = max(large, key=len)  # the deepest one, which the others contain
-    return Problem("", f"{key or 'this request'}: its interpolations stand for more than {EXPANDED} values")
+    text = f"its interpolations stand for more than {EXPANDED} values; write values in place of some ${{...}}"
+    return Problem("", f"{key or 'this request'}: {text}")
 
 
 def _every_node(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
