@@ -65,8 +65,8 @@ def over_stage(file: ParamLayouts, firsts: Mapping[str, str], ranks: int) -> Kno
             )
             problems.append(Problem(KEY, f"{text}; {why}"))
         elif out.setdefault(firsts[name], mine).canonical != mine.canonical:
-            text = f"{file.path}: {name} is the same tensor as {firsts[name]}, but is cut differently; give both names one layout"
-            problems.append(Problem(KEY, text))
+            text = f"{file.path}: {name} is the same tensor as {firsts[name]}, but is cut differently"
+            problems.append(Problem(KEY, f"{text}; give both names one layout"))
     return problems or KnownParams(file.path, out)
 
 
