@@ -32,10 +32,14 @@ SHOWN = ("show=plan", "show=config", "show=timeline")
 FITTED = ("model", "data", "loss")
 """Groups that must fit each other: a cure for one may not fit the others."""
 _LAYOUT = re.compile(
-    r"\b(parallel|launch)\.[\w.]+=(-?\d|\{\w)|\b(train\.(batch_size=|early_stop\b|compile=\{\w)|(checkpoint\.best|steps)=)|~|\bauto\b"
+    r"""\b(parallel|launch)\.[\w.]+=(-?\d|\{\w)     # a number or a group of the layout
+    |\btrain\.(batch_size=|early_stop\b|compile=\{\w)
+    |\bcheckpoint\.best=|(?<!\.)\bsteps=            # what needs validations, or other steps
+    |~|\bauto\b                                    # the planner decides, or a setting is removed
+    """,
+    re.VERBOSE,
 )
-"""Matches a cure that sets a number or a group of the layout or ends a training early, and one that leaves a
-setting to the planner or removes it."""
+"""Matches a cure that the schema accepts and the planner may refuse."""
 _PATH = re.compile(r"\b(checkpoint\.resume|run_dir|runs|[\w.]+\.(path|root|file|load|save|src|dst|to))=")
 """Matches a cure that sets a path: the path may not exist, or may be of the wrong kind."""
 Words = tuple[str, ...]

@@ -187,7 +187,7 @@ def _valid_here(parts: tuple[str, ...], bad: int, data: Mapping[str, Any]) -> st
 def _of_other_options(parts: tuple[str, ...], data: Mapping[str, Any]) -> str:
     """Names the options that have this key; "" if none has it, or if it is no key of an option."""
     section, *rest = parts
-    if section not in KINDS or section == "steps" or not rest:
+    if section not in KINDS or section == "steps" or len(rest) != 1:
         return ""
     tags = schema_keys.kinds(schema_keys.at((section,), data))
     having = [tag for tag, cls in tags.items() if rest[0] in schema_keys.fields(cls) and tag != "_target_"]
