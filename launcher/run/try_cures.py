@@ -24,7 +24,7 @@ from launcher.job.overrides import nameable, shell
 ROUNDS = 6
 MOST_PROBLEMS = 40
 """The most problems whose cures are tried."""
-_DEEP = re.compile(r"\Alaunch\.(device|backend)=|\bmode:index\b")
+_DEEP = re.compile(r"\Alaunch\.(device|backend)=|\bmode:index\b|\Aloss=(bce|mse)\b")
 """Matches an override that needs torch, or the model, to be checked."""
 TRUSTED = "security.allow="
 """An override whose cures are merged."""

@@ -654,6 +654,17 @@ def our_key(parts: Sequence[str], valid: Collection[str]) -> str | None:
     return next((k for k, names in FOREIGN_NAMES.items() if known & set(names) and k in valid), None)
 
 
+def translated(name: str, value: object) -> object:
+    """The value here of another program's setting ``name``: PEFT names modules by the ends of their names."""
+    if name not in ("target_modules", "lora_target_modules"):
+        return value
+    if isinstance(value, list):
+        return [translated(name, item) for item in value]
+    if value == "all-linear":
+        return "*"
+    return f"*.{value}" if isinstance(value, str) and value.isidentifier() else value
+
+
 def switch(parts: Sequence[str], value: object) -> str:
     """The override that another program's switch means when it is on; "" if ``parts`` is no such switch."""
     names = [part.lower() for part in parts]

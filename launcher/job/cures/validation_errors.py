@@ -149,7 +149,8 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
         if not isinstance(value, bool):
             return Problem(key, text)
         value = not value  # disable_x=true means x=false
-    return Problem(key, text, f"{drop} {_moved(right, value, data)}".strip())
+    meant = _moved(right, other_programs.translated(parts[-1], value), data)
+    return Problem(key, text, f"{drop} {meant}".strip())
 
 
 def _option_meant(parts: tuple[str, ...], value: Any) -> str:
