@@ -22,7 +22,7 @@ from launcher.extras.images.idx_files import complete_shape
 from launcher.extras.mindspore.protobuf import packet
 from launcher.plan.values.layout import Box
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.untrusted.files import LONGEST_TEXT
+from launcher.untrusted.files import LINK, LONGEST_TEXT
 from tests.data.sample_files import write_idx
 from tests.untrusted import DEVICE, KINDS, PIPE, READERS, bounded, planted, refusal
 
@@ -48,6 +48,8 @@ def test_a_path_that_is_no_regular_file_is_not_opened(
     path, read = planted(tmp_path, reader)
     make, why = KINDS[kind]
     make(path.relative_to(tmp_path) if kind == "socket" else path)
+    if reader == "status" and path.is_symlink():  # no link in the folder of a run is followed
+        why = LINK
     assert refusal(read) == SAID.get(reader, "{path}: {why}").format(home=tmp_path, path=path, why=why)
 
 

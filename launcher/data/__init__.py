@@ -11,5 +11,6 @@ __all__ = [
     "shuffle",
     "source",
     "spec",
+    "text_tokenizer",
     "vocab_size",
 ]

@@ -18,7 +18,7 @@ from launcher.job import intended_value, recipe_trust, sweep_grid
 from launcher.job import overrides as override_words
 from launcher.job.config_folders import ConfigFiles
 from launcher.job.cures.paste import with_group_cures
-from launcher.job.cures.unknown_options import no_option
+from launcher.job.cures.unknown_options import no_option, right_name
 from launcher.job.cures.validation_errors import explain, missing, shown
 from launcher.job.hydra_compose import COMPLETE, CONFIG, GROUP, Composed, hydrate
 from launcher.job.merge import CHOSEN, expansion, keys, plain, put, replaced, words_first
@@ -232,7 +232,7 @@ def _misspelled(o: Override, bad: str, options: Sequence[str]) -> Problem:
     problem = no_option(o.key, bad, options)
     if o.key in LISTS and set(bad.split(",")) <= set(options):
         return Problem(o.key, f"{bad!r} is one word; write a list as [a,b]", paste(o.key, bad.split(",")))
-    if isinstance(o.value, list) and (right := nearest(bad, options)):
+    if isinstance(o.value, list) and (right := right_name(o.key, bad, options)):
         return Problem(problem.key, problem.text, paste(o.key, [right if n == bad else n for n in o.value]))
     return problem
 

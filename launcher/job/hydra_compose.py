@@ -145,7 +145,7 @@ def _check_defaults(path: Path, defaults: object) -> None:
     if not isinstance(defaults, list):
         raise Hostile(Problem("", f"{where}: should be a list, as in [override /model: lm, _self_]"))
     if defaults.count("_self_") > 1:
-        raise Hostile(Problem("", f"{where}: _self_ is listed twice"))
+        raise Hostile(Problem("", f"{where}: {written(defaults)}: _self_ is listed twice; remove one"))
     override = None
     for n, item in enumerate(defaults):
         (group, option), *more = item.items() if isinstance(item, dict) and item else [("", item)]

@@ -18,12 +18,16 @@ OFF = ("off", "no", "never", "false", "disable", "disabled", "unlimited", "inf",
 YES = ("yes", "on", "y", "t", "true", "enable", "enabled", "1")
 NO = ("no", "off", "n", "f", "false", "disable", "disabled", "none", "0")
 SWITCHED = (
-    "train.clip_norm", "train.eval_every", "train.loss_scale", "checkpoint.every", "checkpoint.encrypt",
+    "train.clip_norm", "train.eval_every", "train.loss_scale", "train.compile", "train.ema",
+    "train.early_stop", "parallel.recompute", "checkpoint.every", "checkpoint.encrypt",
     "debug.limit", "debug.overfit", "parallel.hsdp", "parallel.group_file", "parallel.transformer_opt",
     "parallel.local_norm.dump", "parallel.param_strategy.save", "parallel.param_strategy.load",
     "parallel.operator_strategy.save", "parallel.operator_strategy.load",
 )  # fmt: skip
 """Keys at which null switches something off, so 0 and false can only mean null."""
+
+NULLS = (("train.loss_scale", "dynamic"), ("parallel.hsdp", "no_shard"))
+"""Words of other programs for what null means at a key."""
 
 NAMES = ("name", "runs", "run_dir", "parallel.local_norm.dump", "steps.sample.prompt")
 """Keys whose text may consist of digits."""
@@ -61,12 +65,13 @@ WORDS = {
     "zero_bubble_h1": ("zb_h1", "zb-h1", "zbh1", "zb1", "interleavedzerobubble"),
     "zero_bubble_v": ("zb_v", "zb-v", "zbv", "zbvzerobubble"),
     "1f1b": ("one_f_one_b", "pipedream", "pipedream_flush", "1f-1b", "1f_1b"),
+    "bar": ("tqdm", "rich"),
     "dualpipe_v": ("dualpipe", "dualpipev"),
     "semi_auto": ("semi_auto_parallel", "semi-auto"),
     "full_batch": ("fullbatch", "full-batch"),
     "level1": ("zero1", "stage1", "os"),
-    "level2": ("zero2", "stage2", "os_g"),
-    "level3": ("zero3", "stage3", "p_g_os", "fsdp"),
+    "level2": ("zero2", "stage2", "os_g", "shard_grad_op"),
+    "level3": ("zero3", "stage3", "p_g_os", "fsdp", "full_shard"),
 }
 """Our words, and their names in other programs."""
 
@@ -112,6 +117,8 @@ def _nothing(key: str, bad: Any) -> bool:
     if key in SWITCHED and (bad is False or bad == 0 or bad == float("inf")):
         return True
     word = str(bad).strip().lower() if isinstance(bad, str) else None
+    if (key, word) in NULLS:
+        return True
     return word in NOTHING or word == "auto" or (key in SWITCHED and word in ("", *OFF))
 
 
@@ -220,6 +227,8 @@ def _item(key: str, item: Any) -> Any:
 
 MAIN = {"train.ema": "decay", "train.early_stop": "patience"}
 """The key of a group that a bare number means."""
+BACKENDS = ("inductor", "eager", "aot_eager", "cudagraphs")
+"""Backends of torch.compile that train.compile may name in place of its group of keys."""
 
 
 def _groups(key: str, bad: Any) -> Iterator[Any]:
@@ -237,8 +246,16 @@ def _groups(key: str, bad: Any) -> Iterator[Any]:
     on = bad is True or (isinstance(bad, str) and bad.lower() in YES)
     if key in ("train.compile", "train.ema", "train.early_stop") and on:
         yield {}
-    if key == "parallel.recompute" and on:
+    if key == "parallel.recompute" and (on or bad == "full"):
         yield {"modules": "*"}  # as in other programs, whose switch recomputes all modules
+    if key == "parallel.recompute" and bad == "selective":
+        yield {"modules": "*", "policy": bad}
+    if key == "parallel.recompute" and isinstance(bad, str) and re.fullmatch(r"[\w.*]*[.*][\w.*]*", bad):
+        yield {"modules": bad}
+    if key == "train.compile" and isinstance(bad, str):
+        yield {"backend" if bad in BACKENDS else "mode": bad}
+    if key in ("logger.wandb", "logger.trackio") and isinstance(bad, str) and bad.lower() not in (*YES, *NO):
+        yield {"project": bad}
     if key in MAIN and isinstance(bad, int | float) and not isinstance(bad, bool):
         yield {MAIN[key]: bad}
 

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
-from launcher.job.cures.other_programs import our_key
+from launcher.job.cures.other_programs import our_key, why_not
 from launcher.job.overrides import GROUPS, OPEN, OPERATORS, STAGE_CONFIG, Override, paste, shell, written
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.misspelled import did_you_mean, nearest
@@ -120,6 +120,8 @@ def _replaces(key: str, cfg: DictConfig, override: Override, below: str) -> Prob
     meant = our_key(override.key.split("."), [*schema_keys.everywhere()])
     if meant is not None:
         return Problem(override.key, f"{text}{did_you_mean(meant)}", paste(meant, override.value))
+    if why := why_not(override.key):
+        return Problem(override.key, f"{text}: {why}")
     return Problem(
         override.key, f"{text}; set the key where {written(value)} is set, or give all keys of {key}"
     )
@@ -247,11 +249,13 @@ def expansion(raw: Mapping[str, Any]) -> Problem | None:
     try:
         large = [key for key in nodes if _size(key, nodes, sizes, set()) > EXPANDED]
     except RecursionError:
-        return Problem("", "the interpolations of this request refer to one another in too long a chain")
+        text = "the interpolations of this request refer to one another in too long a chain"
+        return Problem("", f"{text}; write values in place of some ${{...}}")
     if not large:
         return None
     key = max(large, key=len)  # the deepest one, which the others contain
-    return Problem("", f"{key or 'this request'}: its interpolations stand for more than {EXPANDED} values")
+    text = f"its interpolations stand for more than {EXPANDED} values; write values in place of some ${{...}}"
+    return Problem("", f"{key or 'this request'}: {text}")
 
 
 def _every_node(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -16,6 +16,8 @@ from launcher.job.schema.redact import text as redacted
 from launcher.job.yaml_limits import check, composed
 
 COMMAND_LINE = "command line"
+NULL = ("null", "~", "")
+"""The ways to write null in YAML."""
 _READ = 1_000
 """The most characters of a line that are read; a message shows fewer."""
 
@@ -52,12 +54,16 @@ class Origins:
         return self.places.get(key, ())
 
     def of(self, key: str) -> Origin | None:
-        """The origin of ``key``, of a key below it, or of the nearest one above; ``None`` for a default."""
-        if key in self.places:
-            return self.places[key][-1]
+        """The origin of ``key``, of a key below it, or of the nearest one above; ``None`` for a default.
+
+        A group that one place sets to null exists because another place sets a key below it.
+        """
+        own = self.places.get(key, ())[-1:]
+        if own and own[0].value not in NULL:
+            return own[0]
         below = [p[-1] for k, p in self.places.items() if k.startswith(key + ".")]
-        if below:
-            return below[-1]
+        if below or own:
+            return [*own, *below][-1]
         above, _, _ = key.rpartition(".")
         return self.of(above) if above else None
 

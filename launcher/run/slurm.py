@@ -33,9 +33,10 @@ def ask(words: Sequence[str]) -> str:
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
-        raise RunError(f"{words[0]}: no answer in {PATIENCE_S:g} s") from None
+        raise RunError(f"{words[0]}: no answer in {PATIENCE_S:g} s; try again when Slurm answers") from None
     except FileNotFoundError:
-        raise RunError(f"{words[0]}: there is no such command on this machine") from None
+        text = "there is no such command on this machine; use a login node of the cluster"
+        raise RunError(f"{words[0]}: {text}") from None
     if done.returncode:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise RunError(f"{words[0]}: {lines[-1] if lines else f'exit code {done.returncode}'}")

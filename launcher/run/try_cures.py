@@ -24,15 +24,22 @@ from launcher.job.overrides import nameable, shell
 ROUNDS = 6
 MOST_PROBLEMS = 40
 """The most problems whose cures are tried."""
-OF_DEVICES = ("launch.device=", "launch.backend=")
-"""Overrides that need torch to be checked."""
+_DEEP = re.compile(r"\Alaunch\.(device|backend)=|\bmode:index\b|\Aloss=(bce|mse)\b")
+"""Matches an override that needs torch, or the model, to be checked."""
 TRUSTED = "security.allow="
 """An override whose cures are merged."""
 SHOWN = ("show=plan", "show=config", "show=timeline")
 FITTED = ("model", "data", "loss")
 """Groups that must fit each other: a cure for one may not fit the others."""
-_LAYOUT = re.compile(r"\b(parallel|launch)\.[\w.]+=-?\d|\btrain\.batch_size=|~|\bauto\b")
-"""Matches a cure that sets a number of the layout, leaves a setting to the planner, or removes one."""
+_LAYOUT = re.compile(
+    r"""\b(parallel|launch)\.[\w.]+=(-?\d|\{\w)     # a number or a group of the layout
+    |\btrain\.(batch_size=|early_stop\b|compile=\{\w)
+    |\bcheckpoint\.best=|(?<!\.)\bsteps=            # what needs validations, or other steps
+    |~|\bauto\b                                    # the planner decides, or a setting is removed
+    """,
+    re.VERBOSE,
+)
+"""Matches a cure that the schema accepts and the planner may refuse."""
 _PATH = re.compile(r"\b(checkpoint\.resume|run_dir|runs|[\w.]+\.(path|root|file|load|save|src|dst|to))=")
 """Matches a cure that sets a path: the path may not exist, or may be of the wrong kind."""
 Words = tuple[str, ...]
@@ -162,7 +169,7 @@ def _seeing(typed: Sequence[str], look: Callable[[Words, Depth], None], deep: De
         if words not in known:
             new = [w for w in words if w not in typed]
             trusting = any(w.startswith("security") for w in new)
-            far = Depth.PLANNED if any(w.startswith(OF_DEVICES) for w in new) else deep
+            far = Depth.PLANNED if any(map(_DEEP.search, new)) else deep
             try:
                 look(words, min(far, Depth.SETTLED) if trusting else far)
                 known[words] = []

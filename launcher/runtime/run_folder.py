@@ -18,16 +18,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from launcher.checkpoint.tensorfile.disk import FULL, Unwritten, named_errors, parsed, read_bytes
+from launcher.checkpoint.tensorfile.disk import FULL, Unwritten, named_errors, parsed
 from launcher.errors import Problem, RequestError
 from launcher.untrusted.files import (
     LINK,
-    LONGEST_TEXT,
     RefusedFile,
     irregular,
     links,
     open_below,
     open_folder,
+    read_bytes_below,
 )
 
 _log = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ def read_status(run: Path) -> dict[str, Any] | None:
     """
     path = run / STATUS
     try:
-        return status_of(path)
+        return status_of(run)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except RefusedFile as error:
@@ -196,12 +196,13 @@ def read_status(run: Path) -> dict[str, Any] | None:
         raise RequestError((Problem("run_dir", text),)) from error
 
 
-def status_of(path: Path) -> dict[str, Any]:
-    """The content of a ``status.json``.
+def status_of(run: Path) -> dict[str, Any]:
+    """The content of the ``status.json`` of a run.
 
-    Raises ``ValueError`` for a damaged one; ``OSError`` as ``open`` does.
+    Raises ``ValueError`` for a damaged one; ``RefusedFile`` for a link; ``OSError`` as ``open`` does.
     """
-    status = parsed(path, read_bytes(path, LONGEST_TEXT))
+    path = run / STATUS
+    status = parsed(path, read_bytes_below(run, STATUS))
     if not isinstance(status, dict):
         raise ValueError(f"{path}: is not a mapping")
     content = {name: value for name, value in status.items() if name not in ("version", "digest")}

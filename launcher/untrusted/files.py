@@ -71,7 +71,11 @@ def opened(path: str | os.PathLike[str], most: int | None = None) -> BinaryIO:
     Raises ``OSError``, also if it is not a regular file or has more than ``most`` bytes.
     """
     _check_kind(path, os.stat(path).st_mode)  # before opening it: opening a device can have side effects
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    return _regular(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), most)
+
+
+def _regular(path: str | os.PathLike[str], fd: int, most: int | None) -> BinaryIO:
+    """Returns the file of the descriptor ``fd``; closes it and raises as ``opened`` does."""
     try:
         status = os.fstat(fd)  # again: the file may have been replaced since
         _check_kind(path, status.st_mode)
@@ -86,13 +90,30 @@ def opened(path: str | os.PathLike[str], most: int | None = None) -> BinaryIO:
 def read_bytes(path: str | os.PathLike[str], most: int = LONGEST_TEXT) -> bytes:
     """Returns the content of the file. Raises as ``opened`` does."""
     with opened(path, most) as file:
-        size = os.fstat(file.fileno()).st_size
-        data = file.read(size + 1)
-        while len(data) > size:  # files below /proc report size 0, others may grow while they are read
-            if len(data) > most:
-                raise RefusedFile(path, f"more than {most} bytes; at most {most} are read")
-            size = 2 * len(data)
-            data += file.read(size - len(data) + 1)
+        return _content(path, file, most)
+
+
+def read_bytes_below(folder: Path, name: str, most: int = LONGEST_TEXT) -> bytes:
+    """Returns the content of the file ``name`` of ``folder``.
+
+    Raises as ``opened`` does, and ``RefusedFile`` if the file is a link.
+    """
+    path = folder / name
+    mode = os.lstat(path).st_mode
+    if not stat.S_ISLNK(mode):  # open_below says what a link is
+        _check_kind(path, mode)
+    with _regular(path, open_below(folder, name, os.O_RDONLY | os.O_NONBLOCK), most) as file:
+        return _content(path, file, most)
+
+
+def _content(path: str | os.PathLike[str], file: BinaryIO, most: int) -> bytes:
+    size = os.fstat(file.fileno()).st_size
+    data = file.read(size + 1)
+    while len(data) > size:  # files below /proc report size 0, others may grow while they are read
+        if len(data) > most:
+            raise RefusedFile(path, f"more than {most} bytes; at most {most} are read")
+        size = 2 * len(data)
+        data += file.read(size - len(data) + 1)
     return data
 
 

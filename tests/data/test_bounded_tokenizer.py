@@ -14,6 +14,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from launcher.data import text_tokenizer
 from launcher.data.bounded_tokenizer import TokenizerError, native_errors
 from launcher.data.limited_child import ChildFailed, LimitExceeded, in_child
+from launcher.steps.model import exported_folder
 
 HERE = "tests.data.test_bounded_tokenizer"
 
@@ -119,3 +120,10 @@ def test_a_child_process_ends_at_its_limits_of_time_and_memory(do, error, text):
     with pytest.raises(error) as caught:
         in_child(do, "no", module=HERE, seconds=1, nbytes=256 << 20)
     assert str(caught.value) == text
+
+
+def test_a_written_folder_is_read_back_with_the_same_trial(tmp_path):
+    file = saved(tmp_path, normalizer=normalizers.Replace("a", "a" * 100_000))
+    with pytest.raises(ValueError, match="it cannot be used as a tokenizer") as caught:
+        exported_folder.read_beside(tmp_path)
+    assert str(caught.value).startswith(f"{file}: it cannot be used as a tokenizer: the character 'a' becomes 100000")

@@ -208,6 +208,16 @@ def test_a_problem_found_later_is_printed_with_the_same_origins():
     )
 
 
+def test_a_missing_key_of_a_group_that_a_file_sets_to_null_was_caused_by_the_key_beside_it(capsys):
+    assert main(["recipe=lm_single", "model.lora.rank=8", "model.lora.alpha=16"]) == 2
+    said = capsys.readouterr().err
+    assert said == (
+        "error: 1 problem in this request; nothing was started\n\n"
+        "  model.lora.modules: needs a value: names or globs, as layers.*.attn\n"
+        "    set by: model.lora.alpha=16 (command line)\n"
+    )
+
+
 def test_a_value_nobody_set_is_a_default():
     from launcher.errors import Problem
     from launcher.job.origins import Origins

@@ -34,7 +34,11 @@ def rows(name: str) -> dict[str, Row]:
     for line in (HERE / name).read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
             typed, meant, says = (part.strip() for part in line.split(" | "))
-            out[typed] = Row(_words(typed), None if meant == "-" else () if meant == "?" else _words(meant), says)
+            out[typed] = Row(
+                _words(typed),
+                None if meant == "-" else () if meant == "?" else _words(meant),
+                says.replace("\\n", "\n"),
+            )
     return out
 
 

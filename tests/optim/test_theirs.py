@@ -235,7 +235,8 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "no parameter": (OURS + "GlobalState", "one", f"{LOST} it keeps state under keys that are not parameters {KEEP}"),
     "another shape": (OURS + "Flat", "shards", "it keeps both of shape [2, 8, 8] for a parameter of shape [8, 8], "
                       "which cannot be saved for parameters that are cut: first.weight, first.bias, second.weight and "
-                      "4 more"),
+                      "4 more. Use stages and replicas, where every rank has full tensors, or keep tensors of the "
+                      "parameter's shape"),
     "columns": (ROWS, "operators", "its update of one element of a tensor depends on the rest of the tensor "
                                    "(seen on small tensors), and second.weight would be cut over tp; it can be "
                                    "used with pipeline stages and replicas, where every rank has full tensors"),
@@ -272,5 +273,6 @@ def test_a_class_that_fails_on_a_missing_gradient_is_refused_where_one_is_always
     with pytest.raises(RequestError) as refused:
         plan_job(job_with_optimizer(path, layout, model=spare))
     text = "it fails on a parameter without a gradient (seen on small tensors), and no forward uses spare.weight"
-    assert str(refused.value) == f"optim._target_: {path}: {text}, spare.bias"
+    cure = "freeze them, or let step() skip a grad of None"
+    assert str(refused.value) == f"optim._target_: {path}: {text}, spare.bias; {cure}"
     plan_job(job_with_optimizer("torch.optim.Adam", layout, model=spare))

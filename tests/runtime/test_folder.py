@@ -11,6 +11,7 @@ import pytest
 
 from launcher.errors import Problem, RequestError
 from launcher.runtime import run_folder
+from launcher.untrusted.files import LINK
 from tests.ranks import on_ranks
 
 
@@ -112,6 +113,16 @@ def test_every_flipped_bit_of_a_status_is_refused_or_says_the_same(tmp_path):
             assert str(found) == meant, (at, bit)
             same += 1
     assert same == 0
+
+
+def test_a_status_that_is_a_link_is_not_read(tmp_path):
+    run, theirs = tmp_path / "run", tmp_path / "theirs"
+    run.mkdir()
+    theirs.write_text('{"status": "done"}')
+    (run / "status.json").symlink_to(theirs)
+    with pytest.raises(RequestError) as caught:
+        run_folder.read_status(run)
+    assert str(caught.value) == f"run_dir: {run / 'status.json'}: {LINK}"
 
 
 def test_a_status_of_the_version_before_is_read(tmp_path):

@@ -54,15 +54,19 @@ def over_stage(file: ParamLayouts, firsts: Mapping[str, str], ranks: int) -> Kno
         mine = _of_stage(layout, ranks)
         if mine is None:
             text = f"{file.path}: {name} is cut {cut_text(layout)}, but a stage has {ranks} ranks"
+            text += "; use the ranks per stage with which the file was written, or leave the file out"
             problems.append(Problem(KEY, text))
         elif not mine.divides(layout.shape):
             text = (
                 f"{file.path}: {name} is cut {cut_text(layout)}, which does not divide {list(layout.shape)}"
             )
-            problems.append(Problem(KEY, f"{text}; tensors over device matrices have equal parts"))
+            why = (
+                "tensors over device matrices have equal parts; leave the file out, or cut this dim otherwise"
+            )
+            problems.append(Problem(KEY, f"{text}; {why}"))
         elif out.setdefault(firsts[name], mine).canonical != mine.canonical:
             text = f"{file.path}: {name} is the same tensor as {firsts[name]}, but is cut differently"
-            problems.append(Problem(KEY, text))
+            problems.append(Problem(KEY, f"{text}; give both names one layout"))
     return problems or KnownParams(file.path, out)
 
 

@@ -129,9 +129,14 @@ def _why(code: int, output: str) -> str:
 
 
 def known_result(folder: Path, cell: Cell) -> CellResult | None:
-    """The result in the cell's ``status.json``; ``None`` if there is none for the cell's overrides."""
+    """The result in the cell's ``status.json``; ``None`` if there is none for the cell's overrides.
+
+    A ``status.json`` that is a link is not read: the cell has failed.
+    """
     try:
-        status = status_of(folder / cell.name / "status.json")
+        status = status_of(folder / cell.name)
+    except RefusedFile as error:
+        return CellResult(cell, "failed", error=str(error))
     except (OSError, ValueError):
         return None
     if status.get("status") not in ("done", "failed"):

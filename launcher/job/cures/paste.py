@@ -27,11 +27,12 @@ def pasted(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[st
 
 
 def with_placeholder(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[str, ...]:
-    """Pastes as ``pasted`` does, but keeps a word that sets a group of keys: it sets other keys too."""
+    """Pastes as ``pasted`` does, but keeps a word that sets other keys: a group of keys, or a key beside."""
     start, taken = _place(words, problem, origins)
     if not problem.cure or start is None or taken != 1 or not parsable(words[start]):
         return pasted(words, problem, origins)
-    if problem.key.startswith(f"{parse(words[start]).key_or_group}."):
+    own = parse(words[start]).key_or_group
+    if problem.key.startswith(f"{own}.") or not overlap(problem.key, own):
         problem = replace(problem, cure=f"{shell(words[start])} {problem.cure}")
     return pasted(words, problem, origins)
 

@@ -17,8 +17,8 @@ from launcher.job.schema.redact import secret
 _NONE = object()  # None may itself be the intended value
 
 
-NEGATED = re.compile(r"\A(disable|no|not|non|dont|without|skip)[_-]")
-"""Matches the beginning of a name that switches off what the rest of it names."""
+NEGATED = re.compile(r"\A((disable|no|not|non|dont|without|skip)[_-]|disabled?\Z)")
+"""Matches the beginning of a name that switches off what the rest of it, or its section, names."""
 
 
 def value(parts: tuple[str, ...], bad: Any, data: Any) -> str:
@@ -93,7 +93,7 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
     if ".".join(parts[-2:]).lower() in UNSUPPORTED or (bad == len(parts) - 1 and leaf in UNSUPPORTED):
         return _of_step(parts, leaf, data)
     if leaf not in NOT_NEGATED:  # disable_x means x, with the other value
-        leaf = NEGATED.sub("", leaf)
+        leaf = NEGATED.sub("", leaf) or "enable"
     every = dict.fromkeys(schema_keys.everywhere())
     valid = [k for k in every if not data or schema_keys.at(k.split("."), data) is not None]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -16,6 +17,7 @@ from launcher.errors import Problem
 from launcher.job import intended_value
 from launcher.job.config_folders import ConfigFiles
 from launcher.job.cures import other_programs, suggestions
+from launcher.job.cures.keeps_meaning import settings
 from launcher.job.cures.other_programs import NOT_NEGATED
 from launcher.job.cures.unknown_options import of_other_programs
 from launcher.job.origins import Origins
@@ -37,6 +39,10 @@ SHOWN = 50
 """The number of keys whose problems are reported one by one: each suggestion searches all keys."""
 MORE = "more keys are wrong"
 """The end of a problem that stands for several keys."""
+NEEDS = "needs a value"
+"""The beginning of a problem of a missing key."""
+USUAL = {"parallel.recompute.modules": "*"}
+"""Keys without a default, and the value that other programs suppose."""
 _WIDTH = 60
 """The most characters of a value that a problem shows."""
 
@@ -50,7 +56,16 @@ class Spot:
 
 
 def explain(error: ValidationError, data: Mapping[str, Any], origins: Origins) -> Iterator[Problem]:
-    """Yields one problem per key, in the order of the schema."""
+    """Yields one problem per key, in the order of the schema.
+
+    A key that is missing because it has another name is not a problem of its own.
+    """
+    problems = list(_explained(error, data, origins))
+    moved = {key for p in problems for key, _ in settings(shlex.split(p.cure)) if key != p.key}
+    yield from (p for p in problems if not (p.key in moved and p.text.startswith(NEEDS)))
+
+
+def _explained(error: ValidationError, data: Mapping[str, Any], origins: Origins) -> Iterator[Problem]:
     grouped: dict[tuple[str, ...], list[tuple[Spot, ErrorDetails]]] = {}
     for detail in error.errors(include_url=False):
         spot = _spot(detail["loc"], data, detail["type"])
@@ -123,7 +138,7 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
     drop = "" if origin and origin.typed else shell(f"~{key}")
     if right is None:
         ours = origin is not None and origin.shipped  # set by a recipe for another option
-        meant = other_programs.switch(parts, value)
+        meant = other_programs.switch(parts, value) or _option_meant(parts, value)
         cure = f"{drop} {meant}".strip() if meant else drop if ours else ""
         return Problem(key, f"unknown key{_valid_here(parts, bad, data)}", cure)
     text = f"unknown key{did_you_mean(right)}"
@@ -134,7 +149,19 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
         if not isinstance(value, bool):
             return Problem(key, text)
         value = not value  # disable_x=true means x=false
-    return Problem(key, text, f"{drop} {_moved(right, value, data)}".strip())
+    meant = _moved(right, other_programs.translated(parts[-1], value), data)
+    return Problem(key, text, f"{drop} {meant}".strip())
+
+
+def _option_meant(parts: tuple[str, ...], value: Any) -> str:
+    """The choice of an option that other programs choose by a key; "" if the option does not exist."""
+    group = other_programs.group(".".join(parts))
+    option = str(value).lower()
+    if not group:
+        return ""
+    if known := of_other_programs(group, option):
+        return known[1]
+    return paste(group, option) if option in ConfigFiles().options(group) else ""
 
 
 def _blank_missing(name: str) -> str:
@@ -151,11 +178,21 @@ def _valid_here(parts: tuple[str, ...], bad: int, data: Mapping[str, Any]) -> st
             f": a file nests keys instead of joining them: write {group.replace('.', ': {')}: {{{name}: ...}}"
             + "}" * group.count(".")
         )
-    why = other_programs.why_not(".".join(parts))
+    why = other_programs.why_not(".".join(parts)) or _of_other_options(parts, data)
     if why:
         return f": {why}"
     valid = schema_keys.names(parts[:bad], data)
     return f" (valid here: {', '.join(valid)})" if valid else ""
+
+
+def _of_other_options(parts: tuple[str, ...], data: Mapping[str, Any]) -> str:
+    """Names the options that have this key; "" if none has it, or if it is no key of an option."""
+    section, *rest = parts
+    if section not in KINDS or section == "steps" or len(rest) != 1:
+        return ""
+    tags = schema_keys.kinds(schema_keys.at((section,), data))
+    having = [tag for tag, cls in tags.items() if rest[0] in schema_keys.fields(cls) and tag != "_target_"]
+    return f"it is a setting of {' and of '.join(f'{section}={tag}' for tag in having)}" if having else ""
 
 
 def _moved(key: str, value: Any, data: Mapping[str, Any]) -> str:
@@ -207,7 +244,10 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
     if key == OPERATORS and isinstance(bad, str) and bad in ConfigFiles().options("operators"):
         return _option(key, bad, origins)
 
-    # a value of the wrong form, or an item of a list
+    # a value of another program, a value of the wrong form, or an item of a list
+    if not spot.items and (advice := other_programs.of_value(key, bad)):
+        why, cure = advice
+        return Problem(key, f"{shown(bad, key)}: {why}", cure)
     why = _reason(detail, schema_keys.literals(schema_keys.at(spot.parts, data)))
     if kind == "model_type" and (needed := _required(spot.parts, data)):
         why += f"; it needs {', '.join(needed)}"
@@ -289,7 +329,9 @@ def missing(parts: tuple[str, ...], data: Mapping[str, Any], origins: Origins) -
         return Problem(".".join(parts), f"needs a choice (options: {', '.join(listed)})")
     field = schema_keys.field_at(parts, data)
     description = f": {field.description}" if field is not None and field.description else ""
-    return Problem(".".join(parts), f"needs a value{description}")
+    key = ".".join(parts)
+    cure = paste(key, USUAL[key]) if key in USUAL else ""
+    return Problem(key, f"{NEEDS}{description}", cure)
 
 
 def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins: Origins) -> Problem:
@@ -307,7 +349,7 @@ def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins
     step = section == "steps" and tag == parts[-1]
     key = ".".join(parts if step else (*parts, field))
     if tag is None:
-        return Problem(key, f"needs a value ({title}: {', '.join(tags)})")
+        return Problem(key, f"{NEEDS} ({title}: {', '.join(tags)})")
     known = of_other_programs(section, str(tag)) if not step else None
     if known is not None:  # the same option, chosen by its name
         why, fixed = known

@@ -31,9 +31,9 @@ class Lora(Settings):
     ``modules``: names or globs of linear modules, or of modules around them.
     """
 
-    rank: Size
-    alpha: Number = Field(gt=0, allow_inf_nan=False)
-    modules: str | tuple[str, ...] = Field(min_length=1)
+    rank: Size = Field(description="rank of the adapters, as 8")
+    alpha: Number = Field(gt=0, allow_inf_nan=False, description="adapters count alpha / rank times, as 16")
+    modules: str | tuple[str, ...] = Field(min_length=1, description="names or globs, as layers.*.attn")
 
 
 class ModelSettings(Settings):

@@ -16,6 +16,7 @@ from launcher.plan.values.text import some
 
 KEY = "optim._target_"
 SEEN = "(seen on small tensors)"
+WHOLE = "Use stages and replicas, where every rank has full tensors, or keep tensors of the parameter's shape"
 
 
 def problems(job: Job, traits: OptimizerTraits | None, model: CutModel, graph: Graph) -> Iterator[Problem]:
@@ -138,7 +139,9 @@ def _unused(traits: OptimizerTraits, trained: Sequence[Placed], graph: Graph) ->
     idle = [p.name for p in trained if never.intersection(p.names)]
     if idle and not traits.unused:
         text = f"{traits.name}: it fails on a parameter without a gradient {SEEN}"
-        yield Problem(KEY, f"{text}, and no forward uses {some(idle)}")
+        yield Problem(
+            KEY, f"{text}, and no forward uses {some(idle)}; freeze them, or let step() skip a grad of None"
+        )
 
 
 def _saved(traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Problem]:
@@ -149,4 +152,4 @@ def _saved(traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Probl
         yield Problem(KEY, f"{text}. Keep numbers and tensors in self.state[p] or in self.param_groups")
     elif traits.odd and cut:
         text = f"{traits.name}: it keeps {traits.odd}"
-        yield Problem(KEY, f"{text}, which cannot be saved for parameters that are cut: {some(cut)}")
+        yield Problem(KEY, f"{text}, which cannot be saved for parameters that are cut: {some(cut)}. {WHOLE}")

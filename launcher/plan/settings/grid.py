@@ -137,8 +137,7 @@ def _grid(job: Job, engine: EngineChoice, notes: list[Note], problems: list[Prob
     pp = job.parallel.pipeline.stages
     tp = tp_degree(job, notes, problems)
     if requested.pp not in (None, pp):
-        text = f"{requested.pp}: contradicts parallel.pipeline.stages={pp}"
-        problems.append(Problem(f"{KEY}.pp", text, f"{KEY}.pp={pp}"))
+        problems.append(_other_stages(requested.pp, pp))
     shard = hsdp.shards(job, problems)
 
     # the number of ranks: as requested, or as few as the layout needs
@@ -165,13 +164,17 @@ def _grid(job: Job, engine: EngineChoice, notes: list[Note], problems: list[Prob
     return Grid.of(pp=pp, dp_replicate=dp // shard, dp_shard=shard, tp=tp)
 
 
+def _other_stages(requested: int | None, stages: int) -> Problem:
+    """Returns the problem of a grid with another number of stages than the pipeline."""
+    key = "parallel.pipeline.stages"
+    return Problem(f"{KEY}.pp", f"{requested}: contradicts {key}={stages}", f"{key}={requested}")
+
+
 def _one_set(job: Job, engine: EngineChoice, notes: list[Note], problems: list[Problem]) -> Grid | None:
     """Returns a grid with all ranks of a stage on one axis, because each operator arranges them itself."""
     pp, requested = job.parallel.pipeline.stages, job.parallel.grid.pp
     if requested not in (None, pp):
-        problems.append(
-            Problem(f"{KEY}.pp", f"{requested}: contradicts parallel.pipeline.stages={pp}", f"{KEY}.pp={pp}")
-        )
+        problems.append(_other_stages(requested, pp))
     ranks = device_matrix.ranks(job, engine, problems)
     problems += device_matrix.problems(job, ranks)
     if ranks is None:

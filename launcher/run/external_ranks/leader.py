@@ -292,7 +292,9 @@ def outer_place() -> Place:
     """This process's place under an outer launcher. Raises ``RequestError`` without one."""
     at = place()
     if at is None:
-        raise RequestError((Problem("launch.mode", "neither torchrun nor srun has started this process"),))
+        text = "external: neither torchrun nor srun has started this process"
+        text += "; start this command with torchrun, or set launch.mode=auto, which starts the ranks itself"
+        raise RequestError((Problem("launch.mode", text),))
     return at
 
 

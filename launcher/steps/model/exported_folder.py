@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.checkpoint.foreign.mismatches import few
+from launcher.data import text_tokenizer
 from launcher.data.open import open_data
 from launcher.errors import RunError
 from launcher.job.schema.job import Job
@@ -26,17 +27,18 @@ EXACT = 1e-5
 
 def check_settings(trained: HuggingFace, folder: Path) -> None:
     """Raises ``RunError`` if the files beside the weights cannot be read or describe another model."""
-    _tried(lambda: _read_beside(folder))
+    _tried(lambda: read_beside(folder))
     if differences := _tried(lambda: unlike_settings(trained, str(folder))):
         raise RunError(f"export: the written config.json describes another model: {few(differences)}")
 
 
-def _read_beside(folder: Path) -> None:
-    from tokenizers import Tokenizer
+def read_beside(folder: Path) -> None:
+    """Reads the files beside the weights; raises what their libraries raise."""
+    if file := text_tokenizer.inside(folder):
+        text_tokenizer.load(file)
+
     from transformers import GenerationConfig
 
-    if (file := folder / "tokenizer.json").is_file():
-        Tokenizer.from_file(str(file))
     if (folder / "generation_config.json").is_file():
         GenerationConfig.from_pretrained(str(folder), local_files_only=True)
 

@@ -12,8 +12,10 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.errors import RequestError
+from launcher.extras.sweep.cell_process import known_result
 from launcher.extras.sweep.run_sweep import sweep
 from launcher.job.args import parse
+from launcher.job.sweep_grid import Cell
 from launcher.runtime.run_folder import locked
 from launcher.untrusted.files import LINK
 from tests.extras.sweep.test_settings import LINE
@@ -208,3 +210,13 @@ def test_a_link_that_is_made_while_a_sweep_runs_fails_its_cell_only(tmp_path, co
     assert (first["status"], second["status"]) == ("done", "failed")
     assert second["error"] == f"{at / name}: {LINK}"
     assert not [*victim.iterdir()] if victim.is_dir() else victim.read_text() == "precious"
+
+
+def test_a_status_that_is_a_link_is_no_result_of_its_cell(tmp_path):
+    (tmp_path / "0-1").mkdir()
+    (tmp_path / "theirs").write_text('{"status": "done", "overrides": ["seed=1"], "metrics": {"loss": 0.0}}')
+    link = tmp_path / "0-1" / "status.json"
+    link.symlink_to(tmp_path / "theirs")
+    result = known_result(tmp_path, Cell("0-1", ("seed=1",), ()))
+    assert result is not None
+    assert (result.status, result.error, result.metrics) == ("failed", f"{link}: {LINK}", {})

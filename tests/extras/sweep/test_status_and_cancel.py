@@ -70,7 +70,8 @@ def test_where_slurm_is_not_its_jobs_are_not_cancelled(
     for place in (sweep, sweep / "2-3"):
         assert main(["cancel", str(place)]) == 1
         asked = "squeue" if place == sweep else "scancel"
-        assert capsys.readouterr().err == f"error: {asked}: there is no such command on this machine\n"
+        cure = "use a login node of the cluster"
+        assert capsys.readouterr().err == f"error: {asked}: there is no such command on this machine; {cure}\n"
 
 
 def test_cells_that_run_here_are_not_cancelled(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:

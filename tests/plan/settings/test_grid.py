@@ -69,7 +69,7 @@ REFUSED = {
     ),
     "pipeline axis": (
         ["launch.nproc=4", f"{STAGES}=2", "parallel.grid.pp=4"],
-        "parallel.grid.pp: 4: contradicts parallel.pipeline.stages=2 (try: parallel.grid.pp=2)",
+        "parallel.grid.pp: 4: contradicts parallel.pipeline.stages=2 (try: parallel.pipeline.stages=4)",
     ),
 }
 
