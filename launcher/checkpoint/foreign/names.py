@@ -34,7 +34,7 @@ class Renamed:
 
     @property
     def doubled(self) -> dict[str, tuple[str, ...]]:
-        """The old names of each new name that several old names get."""
+        """Maps each new name that several old names get to these old names."""
         if len({*self.names.values()}) == len(self.names):
             return {}
         olds: dict[str, list[str]] = {}

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def add_sharding(resolved: Resolved, made: Plan, sharding: Sharding, measured: Sequence[StageBytes]) -> Plan:
-    """The plan ``made``, in which each rank of a stage has all tensors, sharded as ``sharding`` says.
+    """Returns ``made``, in which no tensor is sharded, with tensors sharded as ``sharding`` says.
 
     ``measured``: the bytes that each virtual stage keeps. Raises ``RequestError`` for operators on gathered
     tensors if ``strict`` forbids them.

@@ -111,7 +111,8 @@ class PipelineRuntime:
         of the global batch's mean loss: the sum over all ranks is the mean. It is 0 on ranks without the last
         stage and on all but the first rank of ``tp``; it is NaN if no target of the global batch counts.
         Gradients are complete and multiplied by ``loss_scale``. If ``measuring``, ``measured`` is updated.
-        Raises ``RunError`` if an earlier forward changed weights or statistics as this layout cannot do.
+        Raises ``RunError`` if an earlier forward changed weights or statistics in a way that this layout
+        cannot reproduce.
         """
         changes = self.model.changes
         if text := changes.take(any_difference=changes.unread):
