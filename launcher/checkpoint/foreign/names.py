@@ -123,7 +123,7 @@ def _replaced(name: str, key: str, pattern: re.Pattern[str], value: str) -> str:
         try:
             new = match.expand(value)
         except (re.error, IndexError) as error:
-            raise ValueError(f"names: {key}: {value} does not match this row: {error}") from error
+            raise ValueError(f"names: {key}: {value} does not fit this expression: {error}") from error
     if not new:
         raise ValueError(f"names: {key}: it gives {name} an empty name")
     return new

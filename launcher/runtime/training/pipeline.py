@@ -223,8 +223,8 @@ class PipelineRuntime:
         for got, planned in zip(inputs, self.model.plan.inputs, strict=True):
             shape, first = tuple(got.shape[1:]), planned.shape[1:]
             if shape != first:
-                text = f"the data returned inputs of shape {shape} for a sample, but the first had {first}"
-                raise RunError(f"{text}, which was planned; all samples must have one shape")
+                text = f"the data returned inputs of shape {shape} for a sample, but the plan is for {first}"
+                raise RunError(f"{text}, the shape of the first sample; all samples must have one shape")
 
     def _training_loss(self, output: Any, number: torch.Tensor) -> torch.Tensor:
         output = formed(output, self.model.plan.output_keys)

@@ -22,7 +22,7 @@ def check(data: Dataset) -> None:
     text = "its first sample differs"
     if (train, val) != (their_train, their_val):
         text = f"it has {their_train} training and {their_val} held-out samples, rank 0 has {train} and {val}"
-    why = "every rank must open all samples, of which it then trains its share: do not split the data by rank"
+    why = "every rank must open all samples: the launcher divides them; do not split the data by rank"
     raise RunError(f"rank {other} has other data than rank 0: {text}; {why}")
 
 
