@@ -105,7 +105,7 @@ def shard_operators(resolved: Resolved, made: Plan, model: ModelRead, specs: Seq
     refuse(wrong)
     job = job.model_copy(update={"parallel": job.parallel.model_copy(update={"operators": operators})})
     resolved = replace(resolved, job=job, strategies=origins)
-    from launcher.models.language_model import grouped_heads  # torch
+    from launcher.models.language_model import grouped_heads  # imports torch
 
     ours = not foreign(job.model)
     with grouped_heads(False):  # ranks record operators without a device as well
