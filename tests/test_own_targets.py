@@ -193,8 +193,8 @@ LATER = {
     ),
     "inputs of another shape": (
         {"shape": [3, 6, 4], "target": [6, 4]},
-        "the data returned inputs of shape (3, 6, 4) for a sample, but the first had (3, 6, 5), which was planned; "
-        "all samples must have one shape",
+        "the data returned inputs of shape (3, 6, 4) for a sample, but the plan is for (3, 6, 5), the shape of "
+        "the first sample; all samples must have one shape",
     ),
     "targets of another shape": (
         {"target": [5, 6]},

@@ -23,7 +23,7 @@ from launcher.plan.values.text import bytes_text, spans
 def verify(folder: Path, trust: Trust = ANYONE) -> list[str]:
     """Reads the whole checkpoint and returns every problem, each naming its file; empty if there is none.
 
-    ``trust`` names the key that the checkpoint must be authentic under.
+    ``trust`` names the key with which the MAC of the checkpoint must be made.
     """
     try:
         checkpoint = open_checkpoint(folder, trust)

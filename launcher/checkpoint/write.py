@@ -29,7 +29,7 @@ class RankRecord:
     """The files that ``rank`` wrote, for ``commit``.
 
     ``strategy`` is the digest of the strategy; ``files`` are keyed by their path within the folder. ``key``
-    says where the key is that the files are encrypted with, and is ``None`` for plain files.
+    is the place of the key with which the files are encrypted, and ``None`` for plain files.
     """
 
     rank: int
@@ -194,7 +194,7 @@ def _flaws(rank: int, strategy: Strategy, tensors: Mapping[str, TensorSpec]) -> 
     if unknown:
         yield f"unexpected: the strategy does not have it on this rank: {', '.join(unknown)}"
 
-    # and the shapes and dtypes of the others
+    # the shapes and dtypes of the others
     for name, entry in entries.items():
         box = entry.layout.box(rank)
         assert box is not None

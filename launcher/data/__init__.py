@@ -1,4 +1,4 @@
-"""Readers of real data and the order of samples, a pure function of (seed, epoch, index)."""
+"""Readers of data sets; the order of samples is a pure function of (seed, epoch, index)."""
 
 __all__ = [
     "checks",

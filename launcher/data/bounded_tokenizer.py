@@ -1,4 +1,4 @@
-"""Tries a stranger's tokenizer in a child process, and turns errors of the tokenizer library into ours.
+"""Tries an untrusted tokenizer in a child process, and turns errors of the tokenizer library into ours.
 
 A ``tokenizer.json`` has patterns that may backtrack without end, and replacements that may turn a character
 into gigabytes. The trial shows most of these before anything starts.
@@ -20,7 +20,7 @@ from launcher.untrusted.files import read_bytes
 
 LONGEST = 64 << 20  # bytes of a tokenizer file; the file of Gemma 3, with 262 000 tokens, has half as many
 SECONDS, ROOM = 10, 1 << 30
-"""The processor time in seconds and the memory in bytes that a trial may take, with loading the tokenizer."""
+"""The processor time in seconds and the memory in bytes that a trial may take, including the loading."""
 MOST = 64
 """The most characters, or tokens, that a character may become. In Unicode U+FDFA becomes the most, 18."""
 REPEATED = 200
@@ -82,7 +82,7 @@ def try_out(path: str) -> str:
         with native_errors("it"):
             tokenizer = Tokenizer.from_buffer(data)
     except OSError:
-        return ""  # its reader says why
+        return ""  # the code that reads it reports this
     except TokenizerError as error:
         return "" if isinstance(error.__cause__, Exception) else _reason(error)
     tokenizer.no_truncation()
@@ -98,7 +98,7 @@ def try_out(path: str) -> str:
 
 
 def _too_much(tokenizer: Tokenizer, text: str) -> str:
-    """Returns why the tokenizer must not be used if it makes too much of ``text``."""
+    """Returns the problem if ``text`` becomes too many tokens or characters; otherwise an empty text."""
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     normalizer = tokenizer.normalizer
     sizes = {"tokens": len(ids), "decoded characters": len(tokenizer.decode(ids, skip_special_tokens=False))}

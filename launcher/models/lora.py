@@ -86,7 +86,7 @@ def _unknown(
 
 
 def _odd(layers: dict[str, nn.Linear]) -> Iterator[Problem]:
-    """Yield a problem for each module that is more than its weights, because the rest would be lost."""
+    """Yield a problem for each module that is more than a linear layer: what it adds would be lost."""
     for name, m in layers.items():
         own = {k for k, p in m._parameters.items() if p is not None} - {"weight", "bias"}
         own |= {*m._modules, *m._buffers}

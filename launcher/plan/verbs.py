@@ -25,7 +25,7 @@ class Verb:
 
     ``settings`` is its pydantic model, which the union ``Step`` of the schema lists too. ``launcher.steps``
     documents what ``module`` contains. ``checks``: the module also checks a step before anything starts, so
-    it imports without torch. ``where`` and ``needs`` may depend on the settings of a step. ``leaves``: what
+    it must not import torch. ``where`` and ``needs`` may depend on the settings of a step. ``leaves``: what
     it produces for later steps. ``source`` and ``output`` are the settings that name what it reads and what
     it writes; a step that names its source needs nothing from earlier steps. ``best``: the source may be the
     run's best checkpoint. ``trains``: it changes the weights by training. ``checkpoints``: it writes
@@ -140,7 +140,7 @@ def writes(step: Step) -> bool:
 
 
 def saves_on_ranks(step: Step) -> bool:
-    """Returns true if the ranks write checkpoints in this step; they may have resumed from another one."""
+    """Returns true if the ranks write checkpoints of the run in this step."""
     return verb(step).checkpoints and where(step) == "ranks"
 
 

@@ -54,7 +54,7 @@ class Unlike(Exception):
 
 
 def shallow(job: Job, uncut: tuple[str, ...] | None) -> Shallow | None:
-    """Returns the two models, or ``None`` if there are few layers or the request treats them differently."""
+    """Returns the two models; ``None`` if there are few layers or the request treats layers differently."""
     model, par = job.model, job.parallel
     if not isinstance(model, LanguageModel) or model.layers < DEEP:
         return None

@@ -36,7 +36,7 @@ def pictures(plan: Plan) -> dict[str, str]:
 
 
 def _graphs(plan: Plan) -> dict[str, str]:
-    """What each stage runs, as text and drawn, if requested."""
+    """The calls of each stage as a text and as a picture, if they are requested."""
     if plan.graph is None:
         return {}
     model = debug_graphs.Staged(plan.stages, plan.boundaries, plan.params, uncut=plan.leaves is None)

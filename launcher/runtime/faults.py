@@ -87,7 +87,7 @@ class Fault:
 
     @property
     def late(self) -> bool:
-        """True if it waited for a peer until a timeout; a rank that lost a connection reports no timeout."""
+        """True if the rank waited for a peer until a timeout; one that lost a connection reports none."""
         return self.echo and re.search("timeout|timed out", self.message, re.IGNORECASE) is not None
 
     @property
@@ -145,7 +145,7 @@ class Preempted(Interrupted):
 
     @property
     def code(self) -> int:
-        """The exit code: after Ctrl-C the one that shells know, else ``EX_TEMPFAIL`` (try again later)."""
+        """The exit code: 130 after Ctrl-C, as in shells, else 75 (``EX_TEMPFAIL``: try again later)."""
         return INTERRUPTED if self.signum == signal.SIGINT else REQUEUE
 
 
@@ -264,7 +264,7 @@ def failed(
 
 
 def _others(first: Fault, rest: list[Fault]) -> Iterator[str]:
-    full = OutOfMemory.__name__  # the message has figures of its own on each rank
+    full = OutOfMemory.__name__  # its message has different figures on each rank
     same = sorted(
         f.rank for f in rest if f.type == first.type and (f.message == first.message or first.type == full)
     )

@@ -48,7 +48,7 @@ FILE = "certificate.json"
 FOLDER = "certify"
 EXPORTED = "exported.safetensors"
 BUILDS = 2
-"""Models of the layout: one to train, one to load what the first has saved."""
+"""The number of models that are built for each copy: one is trained, the other loads its checkpoint."""
 HALF = 0.5
 """The clipping limit as a share of the first step's norm, so that gradients are clipped."""
 
@@ -74,7 +74,7 @@ def run_copies(
     fails.
     """
     job = copies[0][0].job
-    # opened once, as training a tokenizer takes long
+    # opened once, because training a tokenizer takes long
     data = open_data(job.data, seed=job.seed, allow=job.security.allow)
 
     # only rank 0 has certificates; all ranks learn whether to continue
@@ -99,10 +99,10 @@ def run_copies(
 def examine(
     world: World, copy: Copy, plan: Plan, folder: Path, data: Dataset, drawn: SharedMetaModels | None = None
 ) -> Certificate | None:
-    """Trains all steps of ``copy`` in both ways; rank 0 compares them and returns the result.
+    """Trains ``copy`` in its layout and in one process; rank 0 compares them and returns the result.
 
-    Restores random states. The last step but one uses samples that leave experts idle; the last step follows
-    a save and a load.
+    Restores random states at the end. The last step but one uses samples that leave experts idle; the last
+    step follows a save and a load.
     """
     device, job = torch.device(world.device), copy.job
     setup = Setup(
@@ -128,7 +128,10 @@ def examine(
 
 @dataclass(frozen=True)
 class Setup:
-    """What is trained; only rank 0 has a ``judge``. ``names``: the Python modules of a user's model."""
+    """What ``certify`` trains, and where; only rank 0 has a ``judge``.
+
+    ``names``: the Python modules of a user's model.
+    """
 
     world: World
     job: Job
@@ -150,8 +153,8 @@ def _compare(s: Setup, steps: int) -> None:
     if not _agreed(judge is None or judge.agrees):
         return
 
-    # plain steps, one with idle experts, one after a save and a load; a validation comes last, as a forward
-    # may change buffers, also by padding
+    # ordinary steps, one with idle experts, one after a save and a load; the validation comes last, because
+    # its forward, and its padding, may change buffers
     live.scaling.factor = broadcast(judge.scale(live.scaling.factor) if judge else 0.0, float)
     drawing, clip = _agreed(judge is not None and judge.draws()), None
     if not _agreed(judge is None or judge.agrees):
@@ -175,7 +178,7 @@ def _compare(s: Setup, steps: int) -> None:
 
 
 def _constructed(s: Setup) -> Mapping[str, Tensor]:
-    """The tensors of a plain construction with the draws that the weights at step 0 come from."""
+    """The tensors of a plain construction with the random draws of the weights at step 0."""
     build, seed = builder(s.job), s.plan.seed
     with s.drawn.as_first(s.job), default_dtype(dtype_of(DTYPE[s.plan.precision])):
         if s.plan.deferred:
@@ -184,7 +187,7 @@ def _constructed(s: Setup) -> Mapping[str, Tensor]:
 
 
 class _NoNumbers(Exception):
-    """A step of the layout was not finite but that of one process was; the judge has recorded it."""
+    """A step was not finite in the layout but was in one process; the judge has recorded it."""
 
 
 def _agreed(value: bool) -> bool:
@@ -193,7 +196,7 @@ def _agreed(value: bool) -> bool:
 
 
 def _live(s: Setup) -> Session:
-    """A session whose reports are discarded."""
+    """A new session without dropout, whose reports are discarded."""
     live = build_session.build(s.world, s.job, s.plan, s.folder, data=s.data, drawn=s.drawn)
     live.emit = lambda row: None
     undropped(part.module for part in live.model.parts)
@@ -220,7 +223,7 @@ def undropped(modules: Iterable[nn.Module]) -> None:
 
 
 def _others(live: Session) -> Mapping[str, Tensor]:
-    """On rank 0 the tensors that no checkpoint contains, as the layout drew them."""
+    """The buffers that no checkpoint contains, as this layout drew them; empty on all ranks but rank 0."""
     known = {n for p in live.plan.params for n in p.names}
     mine = {
         name: b.detach().cpu()
@@ -233,7 +236,7 @@ def _others(live: Session) -> Mapping[str, Tensor]:
 
 
 def _clip(job: Job, norm: float) -> float | None:
-    """The clipping limit of the steps after the first, whose gradients are compared unclipped."""
+    """The clipping limit of all steps but the first, whose gradients are compared unclipped."""
     limit = job.train.clip_norm
     return None if limit is None else broadcast(min(limit, norm * HALF) or limit, float)
 
@@ -281,7 +284,7 @@ def _averages(live: Session) -> list[Piece]:
 
 
 def _narrowed(feed: Feed, narrow: Narrow, local: int) -> Feed:
-    """``feed`` with the samples of ``narrow`` for each ``local`` batch."""
+    """``feed`` with the samples of ``narrow``; ``local``: the number of samples in a rank's batch."""
 
     def order(step: int, batch: int, n: int) -> Indices:
         return narrow.order(feed.order(step, batch, n), local)
@@ -292,9 +295,10 @@ def _narrowed(feed: Feed, narrow: Narrow, local: int) -> Feed:
 def _validate(live: Session, judge: Judge | None, full_micro_batches: bool) -> None:
     """Validates on held-out samples that do not fill the last batch.
 
-    ``full_micro_batches``: the samples fill micro batches, whose shape determines what a forward draws.
-    Otherwise they do not fill the last micro batch either, where padding must not matter. Skips models whose
-    output depends on state that an earlier evaluation has changed: no two layouts of them agree.
+    ``full_micro_batches``: the samples fill micro batches, whose shape determines what a forward draws. They
+    also do if a module normalizes over the samples of a micro batch in evaluation mode. Otherwise the last
+    micro batch is padded, and padding must not matter. Does nothing for a model whose output depends on state
+    that an earlier evaluation has changed: no two layouts of it agree.
     """
     feed, sizes = live.feed, live.plan.sizes
 
@@ -321,7 +325,7 @@ def _validate(live: Session, judge: Judge | None, full_micro_batches: bool) -> N
 
 
 def _again(live: Session, s: Setup) -> Session:
-    """Saves, and loads the checkpoint into a new model of the same layout."""
+    """Saves a checkpoint, loads it into a new model of the same layout, and lets the judge compare."""
     saved, factor = save.save_unchecked(live, None), live.scaling.factor
     del live
     new = _live(s)
@@ -334,7 +338,7 @@ def _again(live: Session, s: Setup) -> Session:
 
 
 def _exported(saved: Path, path: Path, live: Session) -> Mapping[str, Tensor]:
-    """The tensors of an export, read by the library of its format, because the writer is our own."""
+    """The tensors of an export of ``saved``, read by the safetensors library: the writer is our own."""
     export(saved, path, live.trust)
     return load_file(path)
 
@@ -360,7 +364,7 @@ def _next_batch(live: Session, judge: Judge | None) -> None:
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """128 bits of the values, in order."""
+    """A 128-bit hash of the values, in order."""
     hasher = xxhash.xxh3_128()
     for t in tensors:
         hasher.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

@@ -1,6 +1,6 @@
-"""The functions that ranks run; the process that starts ranks sends them without the training engine.
+"""The functions that ranks run, which the process that starts them sends without the training engine.
 
-To send a function of ``on_ranks`` itself, that process would import it, which takes a second and 60 MB.
+If that process sent a function of ``on_ranks`` itself, it would import it, which takes a second and 60 MB.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Renamed:
 
     @property
     def doubled(self) -> dict[str, tuple[str, ...]]:
-        """The old names of each new name that several old names get."""
+        """Maps each new name that several old names get to these old names."""
         if len({*self.names.values()}) == len(self.names):
             return {}
         olds: dict[str, list[str]] = {}
@@ -123,7 +123,7 @@ def _replaced(name: str, key: str, pattern: re.Pattern[str], value: str) -> str:
         try:
             new = match.expand(value)
         except (re.error, IndexError) as error:
-            raise ValueError(f"names: {key}: {value} does not match this row: {error}") from error
+            raise ValueError(f"names: {key}: {value} does not fit this expression: {error}") from error
     if not new:
         raise ValueError(f"names: {key}: it gives {name} an empty name")
     return new

@@ -431,9 +431,9 @@ class DcpFolder:
         path = self.folder / chunk.file
         kind = irregular(path)
         if kind:
-            raise ValueError(f"{path}: tensor {name} should be in this file: {kind}")
+            raise ValueError(f"{path}: {kind}; tensor {name} should be in this file")
         if not path.is_file():
-            raise ValueError(f"{path}: tensor {name} should be in this file but is not")
+            raise ValueError(f"{path}: no such file; tensor {name} should be in it")
         try:
             if not path.stat().st_size:
                 raise ValueError("truncated: it is empty")

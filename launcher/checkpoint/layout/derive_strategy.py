@@ -29,10 +29,10 @@ def strategy_of_plan(plan: Plan, only_trainable: bool = False) -> Strategy:
 
 
 def strategy_to_load(plan: Plan, source: Collection[str]) -> Strategy:
-    """Returns the tensors that a run of ``plan`` loads from a ``source`` with tensors of these names.
+    """Returns the strategy of the tensors that a run of ``plan`` loads.
 
-    These are all tensors of the plan. If the source has no adapters, the adapters are left out; they keep the
-    values that they have at step 0.
+    ``source`` has the names of the tensors that it is loaded from. The strategy has all tensors of the plan.
+    If the source has no adapters, they are left out: they keep the values that they have at step 0.
     """
     everything = strategy_of_plan(plan)
     adapters = {p.name for p in plan.params if p.role == "adapter"}

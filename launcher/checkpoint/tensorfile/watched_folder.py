@@ -56,7 +56,7 @@ def still_there(folder: Path, began: Identity | None) -> None:
 
 @contextmanager
 def watched(folder: Path) -> Iterator[None]:
-    """Makes ``check`` and ``make_folder`` refuse paths below ``folder`` once it was moved or replaced.
+    """Makes ``check`` and ``make_folder`` refuse paths below ``folder`` once it has been moved or replaced.
 
     They refuse them within the block and in processes that are forked in it. Raises ``FolderMoved`` if the
     folder does not exist at the start.

@@ -133,7 +133,7 @@ class ChatTemplate:
     def spans(self, conversation: Conversation) -> tuple[str, list[Span]]:
         """Returns the rendered text, and the spans of the assistant messages from ``conversation.first`` on.
 
-        A span contains the content and the token that ends the turn, without the blanks after it. Raises
+        A span contains the content and the token that ends the turn, without the whitespace after it. Raises
         ``BadRow``.
         """
         rendered = self._rendered(conversation, conversation.messages)
@@ -368,8 +368,8 @@ def chat_tokenizer(settings: Chat, *, tried: bool = False) -> ChatTokenizer:
 def _without_truncation(tokenizer: Tokenizer) -> Tokenizer:
     """Disables truncation, padding and post-processing, so that offsets cover the full text.
 
-    Post-processors add special tokens, which the template already writes. Many also exclude blanks from the
-    offsets (``trim_offsets``): a token that is only blanks would then belong to no message.
+    Post-processors add special tokens, which the template already writes. Many also exclude whitespace from
+    the offsets (``trim_offsets``): a token of only whitespace would then belong to no message.
     """
     tokenizer.no_truncation()
     tokenizer.no_padding()

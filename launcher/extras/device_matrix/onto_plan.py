@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def add_sharding(resolved: Resolved, made: Plan, sharding: Sharding, measured: Sequence[StageBytes]) -> Plan:
-    """The plan ``made``, in which each rank of a stage has all tensors, sharded as ``sharding`` says.
+    """Returns ``made``, in which no tensor is sharded, with tensors sharded as ``sharding`` says.
 
     ``measured``: the bytes that each virtual stage keeps. Raises ``RequestError`` for operators on gathered
     tensors if ``strict`` forbids them.
@@ -105,7 +105,7 @@ def shard_operators(resolved: Resolved, made: Plan, model: ModelRead, specs: Seq
     refuse(wrong)
     job = job.model_copy(update={"parallel": job.parallel.model_copy(update={"operators": operators})})
     resolved = replace(resolved, job=job, strategies=origins)
-    from launcher.models.language_model import grouped_heads  # torch
+    from launcher.models.language_model import grouped_heads  # imports torch
 
     ours = not foreign(job.model)
     with grouped_heads(False):  # ranks record operators without a device as well

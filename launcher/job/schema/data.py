@@ -196,7 +196,7 @@ class Chat(Settings):
 
 @dataclass(frozen=True)
 class DocumentSetting:
-    """The setting that keeps documents of a sample apart, its value, and the value that does not."""
+    """The setting that keeps documents of a sample apart, its value, and the value that switches it off."""
 
     key: str
     value: str

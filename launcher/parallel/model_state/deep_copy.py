@@ -1,4 +1,4 @@
-"""Copies of models that keep their hooks."""
+"""Copies models together with their hooks."""
 
 from __future__ import annotations
 
@@ -19,29 +19,28 @@ from launcher.user_errors import owned
 M = TypeVar("M", bound=nn.Module)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
-OURS = frozenset(vars(nn.Module()))
-"""Attributes that torch defines."""
+TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
+"""The attributes of a module that torch itself defines."""
 
 EMPTY = (dict, OrderedDict, set)
-"""Most attributes of a module are empty containers of these types, for which ``copy`` takes far longer."""
+"""Most attributes are empty containers of these types, and ``copy`` takes far longer than making new ones."""
 PLAIN = (torch.Tensor, nn.Parameter)
 PROXIES = (ProxyType, CallableProxyType)
 WEAK = (WeakKeyDictionary, WeakValueDictionary, WeakSet)
 HOLDERS = (FunctionType, MethodType, partial, list, tuple, dict, ref, *WEAK, *PROXIES)
-"""Attributes that are functions or weak references, or may contain some."""
+"""Types of attributes that are functions or weak references, or may contain some."""
 
 
 def copied(model: M, parameter_hooks: bool = False, memo: Mapping[int, Any] | None = None) -> M:
     """Copy as ``copy.deepcopy`` does, but functions that refer to a module refer to its copy.
 
     Attributes that cannot be copied, such as locks, open files and generators, are shared. The parameters of
-    the copy have no hooks, unless ``parameter_hooks``: most copies only run forwards. ``memo`` has what takes
-    the place of some objects, by their id. Raises ``RequestError``
-    for modules that cannot be copied.
+    the copy have no hooks, unless ``parameter_hooks``: most copies only run forwards. ``memo`` maps the ids
+    of some objects to their replacements. Raises ``RequestError`` for modules that cannot be copied.
     """
     values = [v for m in model.modules() for v in vars(m).values()]
     empty = {id(v): type(v)() for v in values if type(v) in EMPTY and not v}
-    empty |= {id(v): v for v in values if type(v) in PROXIES}  # deepcopy would copy the object behind one
+    empty |= {id(v): v for v in values if type(v) in PROXIES}  # deepcopy would copy the object behind a proxy
     empty |= memo or {}
     memo = dict(empty)
     try:
@@ -81,7 +80,7 @@ def _single(model: nn.Module) -> dict[int, Any]:
     out: dict[int, Any] = {}
     modules = {id(m): m for m in model.modules()}
     for module in modules.values():
-        for value in [v for k, v in vars(module).items() if k not in OURS]:
+        for value in [v for k, v in vars(module).items() if k not in TORCH_ATTRIBUTES]:
             try:
                 copy.deepcopy(value, modules | out)
             except Exception:
@@ -90,7 +89,7 @@ def _single(model: nn.Module) -> dict[int, Any]:
 
 
 def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
-    """Return ``value`` with copies of the objects that it refers to, or ``value`` itself without any."""
+    """Return ``value`` with copies of the objects that it refers to, or itself if it refers to none."""
     if type(value) in PROXIES:
         target = behind(value)
         return proxy(memo[id(target)]) if id(target) in memo else value
@@ -144,10 +143,9 @@ def behind(value: Any) -> Any:
 def _function(f: FunctionType, memo: dict[int, Any]) -> Any:
     """Return ``f``, or a copy with its own cells if it may change them or refers to copied objects."""
     memo[id(f)] = f  # it may refer to itself
-    own = (f.__module__ or "").partition(".")[0] not in (
-        "launcher",
-        "torch",
-    )  # ours report to the object that made them
+
+    # functions of launcher and torch report to the object that made them: copies share what their cells have
+    own = (f.__module__ or "").partition(".")[0] not in ("launcher", "torch")
 
     # the content of the copy's cells and defaults, and whether it differs
     copy_cell = _fresh if own else _on_copy
@@ -170,7 +168,7 @@ def _function(f: FunctionType, memo: dict[int, Any]) -> Any:
 
 
 def _cell(cell: CellType, new: dict[int, Any], memo: dict[int, Any]) -> CellType:
-    """Return one new cell for all functions that share ``cell``; ``memo`` keeps ``cell``'s id in use."""
+    """Return one new cell for all functions that share ``cell``; ``memo`` keeps ``cell`` and its id alive."""
     if id(cell) not in new:
         return cell
     made, _ = memo.setdefault(id(cell), (CellType(new[id(cell)]), cell))
@@ -184,7 +182,7 @@ def _fresh(value: Any, memo: dict[int, Any]) -> Any:
         return made
     try:
         return copy.deepcopy(value, memo)
-    except Exception:  # shared, as attributes are
+    except Exception:  # it is shared, as attributes that cannot be copied are
         return value
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from launcher.parallel.model_state.deep_copy import OURS
+from launcher.parallel.model_state.deep_copy import TORCH_ATTRIBUTES
 from launcher.parallel.model_state.module_globals import globals_of
 
 
@@ -27,7 +27,7 @@ def counts(model: nn.Module, names: Iterable[str]) -> dict[tuple[str, str], Coun
     out: dict[tuple[str, str], Count] = {}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            if name in OURS:
+            if name in TORCH_ATTRIBUTES:
                 continue
             if _is_number(value):
                 out[path, name] = Count(value, partial(setattr, module, name))

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.model_state.deep_copy import OURS, cells
+from launcher.parallel.model_state.deep_copy import TORCH_ATTRIBUTES, cells
 from launcher.plan.cut.stages import covers
 
 Key = tuple[str, str]
@@ -41,17 +41,17 @@ BYTES: tuple[type, ...] = (bytearray, array, memoryview, mmap, ctypes.c_int.__mr
 CHANGED_IN_PLACE = (
     random.Random, np.random.Generator, np.random.RandomState, torch.Generator, np.ndarray, Iterator, *BYTES,
 )  # fmt: skip
-"""Single values that can change in place, which every module that has them sees."""
+"""Single values that can change in place; every module that has one sees the change."""
 
 LIBRARIES = sys.stdlib_module_names | {"hydra", "launcher", "numpy", "omegaconf", "torch", "transformers"}
 INSTALLED = (*site.getsitepackages(), sysconfig.get_path("purelib"))
 MANY, DEEP = 1000, 8
-"""Values of longer containers must be the same objects; state is not expected below this depth."""
+"""Containers of more values and objects at a greater depth are compared, but not searched for state."""
 
 
 @cache
 def library(name: str) -> bool:
-    """Return true if a module of this name is installed, and not the user's."""
+    """Return true if a module of this name belongs to a library, and not to the user."""
     file = getattr(sys.modules.get(name), "__file__", None) or ""
     return name.partition(".")[0] in LIBRARIES or file.startswith(INSTALLED)
 
@@ -110,7 +110,7 @@ def snapshot(model: nn.Module) -> PythonState:
     out = PythonState()
     for path, module in model.named_modules():
         for name, value in [*vars(module).items(), *module._buffers.items()]:
-            if name not in OURS:
+            if name not in TORCH_ATTRIBUTES:
                 out.enter(f"{path}.{name}".lstrip("."), value)
     return out
 
@@ -153,7 +153,7 @@ def parts(value: Any) -> Iterable[tuple[str, Any]] | None:
 
 
 def entries(value: Mapping[Any, Any]) -> list[tuple[Any, Any]] | None:
-    """Return the entries of a mapping; ``None`` if it is treated as any object of its class.
+    """Return the entries of a mapping, or ``None`` if it is treated like any other object.
 
     No method of a user's class is called: it may create values on access, and import modules for them.
     """
@@ -182,7 +182,7 @@ def _own(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def mark(value: Any) -> Any:
-    """Return an object that stays equal as long as ``value`` has the same state, without its parts."""
+    """Return an object that stays equal as long as ``value``, apart from its parts, has the same state."""
     # values, and the states of random streams
     if isinstance(value, np.ndarray) and value.dtype != object:
         return value.dtype.str, value.shape, value.tobytes()
@@ -360,13 +360,13 @@ def _values(module: nn.Module) -> dict[str, tuple[Any, Any]]:
     return {
         k: (v, type(v)(v) if type(v) in (list, dict, set) else None)
         for k, v in vars(module).items()
-        if k not in OURS
+        if k not in TORCH_ATTRIBUTES
     }
 
 
 def _put_back(module: nn.Module, before: dict[str, tuple[Any, Any]]) -> None:
     now = vars(module)
-    for k in [k for k in now if k not in OURS and k not in before]:
+    for k in [k for k in now if k not in TORCH_ATTRIBUTES and k not in before]:
         del now[k]
     for k, (value, inside) in before.items():
         now[k] = value

@@ -19,7 +19,7 @@ from launcher.plan.tensor_parallel.sharded_operators import Comm, ShardedOperato
 
 
 class CollectiveResults:
-    """The results of a forward's collectives, in order, so that a recomputation need not send."""
+    """The results of a forward's collectives, in order, so that a recomputation need not repeat them."""
 
     def __init__(self) -> None:
         self.kept: list[Tensor] = []
@@ -233,7 +233,7 @@ class _Leave(Function):
 
 
 class _Bias(Function):
-    """Adds the bias of a sum to one rank's term; its gradient is the sum's, which each rank has."""
+    """Adds the bias of a sum to one rank's term; its gradient is that of the sum, which each rank has."""
 
     @staticmethod
     def forward(ctx: Any, term: Tensor, bias: Tensor, mine: bool) -> Tensor:
@@ -325,7 +325,7 @@ def bring(
     if arrives == takes and not (takes is None and terms):
         return x
     if takes is None:
-        # compiled code has no versions: the plan refuses to compile code that changes the input between
+        # a graph cannot read versions, so the plan refuses to compile code that changes the input between
         # two operators
         version = 0 if torch.compiler.is_compiling() else x._version
         key = (version, arrives, terms, torch.is_grad_enabled())
@@ -360,7 +360,7 @@ def _into(x: Tensor, arrives: Cut, axis: Axis, terms: bool, enter: Enter | None 
 
 
 def with_bias(term: Tensor, bias: Tensor, axis: Axis) -> Tensor:
-    """Add ``bias`` once to a sum over ``axis``, of which ``term`` is a term."""
+    """Add ``bias`` once to the sum over ``axis``; ``term`` is this rank's term of the sum."""
     return _Bias.apply(term, bias, axis.rank == 0)  # type: ignore[no-any-return, no-untyped-call]
 
 

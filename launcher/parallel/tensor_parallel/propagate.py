@@ -231,7 +231,7 @@ def _with_cause(p: Problem, why: BaseException | None, run: ShardingTracker) -> 
     if run.axis is None:
         return p
     line = next(iter(str(why).strip().splitlines()), "")
-    hint = "; do the heads divide by tp?" if "is invalid for input of size" in line else ""
+    hint = "; is the number of heads divisible by tp?" if "is invalid for input of size" in line else ""
     text = f"{at} fails with the shards that a rank of tp={run.axis.size} has"
     return Problem(KEY, f"{text}: {line}{hint}")
 
@@ -366,10 +366,8 @@ def _requested_cut(o: Operator, name: Literal["input", "output"], t: Tensor, n: 
         raise CutRefused(text, o.where)
     dim = tp_dim(axes)
     if dim is not None and dim != now and t.shape[dim] % n:
-        cut = (
-            f"{name} {axes_text(axes)} cuts dim {dim} of size {t.shape[dim]}, which does not divide by tp={n}"
-        )
-        raise CutRefused(f"{o.module}: {cut}", o.where)
+        cut = f"{name} {axes_text(axes)} cuts dim {dim} of size {t.shape[dim]}"
+        raise CutRefused(f"{o.module}: {cut}, which is not divisible by tp={n}", o.where)
     return dim
 
 

@@ -48,7 +48,7 @@ def feeds(made: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> boo
 
 
 def reaches(start: Any, goals: set[Any], oldest: int) -> bool:
-    """Return true if a path leads from ``start`` to a goal; none begins at a node older than all goals."""
+    """Return true if a path leads from ``start`` to a goal; nodes older than ``oldest`` cannot be on it."""
     stack, seen = [start], set()
     while stack:
         node = stack.pop()
@@ -114,10 +114,11 @@ class ForwardObserver(TorchFunctionMode):
         scopes: for each used parameter, the deepest module around it that was running at every use. A weight
             that is used while its own module is not running must be gathered by one that is.
         grads: modules that read a gradient.
-        versions: weights of which a module reads the version, and the module.
+        versions: weights whose version a module reads, each with the module.
         state_dicts: modules that call ``state_dict`` or ``load_state_dict``.
-        borrowed: modules that use a tensor of another module that is not passed to them, and its name.
-        under: modules that are called while the model's code has entered or replaced something, and its name.
+        borrowed: modules that use a tensor of another module that is not passed to them, each with its name.
+        under: modules that are called while the model's code has entered or replaced something, each with the
+            name of what was entered or replaced.
         calls: how often each module ran.
         runs: each call of a unit.
         order: each module as it begins (True) and ends (False).
@@ -129,7 +130,7 @@ class ForwardObserver(TorchFunctionMode):
         counted: Python state that copies of modules change.
         overwrites: modules that change their inputs in place.
         bypasses: modules that change the memory of their inputs, also by ``.data``.
-        results: modules whose results share memory with their inputs, and what is done to them later.
+        results: modules whose results share memory with their inputs, and later changes of either.
         sparse: modules that are called with a sparse tensor that needs a gradient.
         fills: modules that change a list or dictionary among their arguments.
         nested: modules that run inside of themselves.
@@ -137,7 +138,7 @@ class ForwardObserver(TorchFunctionMode):
         lazy: modules that return a generator, whose code runs after they end.
         strided: modules that query the memory layout of an argument that is not contiguous.
         gapped: the modules of ``strided`` whose argument also has gaps.
-        world: modules that query the processes of the run, and the query.
+        world: modules that query the processes of the run, each with the query.
         global_draws: whether values come from the global random streams of Python or numpy.
         moved: whether attributes of modules, or variables of their files, have changed, or may change in a
             forward with values.
@@ -215,7 +216,7 @@ class ForwardObserver(TorchFunctionMode):
         self.values = SampleValues(inputs, lambda: self._running[-1])
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
-        """Return a function that drops all records from now on, except effects if ``effects`` is false."""
+        """Return a function that removes the calls recorded since, and if ``effects`` also their effects."""
         scopes = dict(self.scopes)
         calls = Counter(self.calls)
         runs = list(self.runs)
@@ -302,7 +303,7 @@ class ForwardObserver(TorchFunctionMode):
         if self.over:
             return
 
-        # what a plan does not allow
+        # check what a plan does not allow
         if get_ident() != self._thread:
             text = f"the forward runs {name} in a separate thread, which the launcher cannot trace"
             raise RequestError((Problem("model", f"{text}; call modules one after the other"),))
@@ -327,7 +328,7 @@ class ForwardObserver(TorchFunctionMode):
         self.results.enter(self._arguments[-1])
         self._filled.append(filled(arguments))
 
-        # that it runs, and its tensors
+        # record that it runs, and learn its tensors
         self._running.append(name)
         self.effects.enter()
         self.order.append((name, True))
@@ -368,7 +369,7 @@ class ForwardObserver(TorchFunctionMode):
             made = tuple(t for t in tree_leaves(output) if isinstance(t, torch.Tensor))
             call = ModuleCall(name, module, args=args, kwargs=kwargs, made=made, saved=grown)
             self.runs.append(call)
-            self._began = [n + grown for n in self._began]  # a unit around it has saved the rest
+            self._began = [n + grown for n in self._began]  # the units around it count only the rest
         self._between_calls.end(name)
 
     def settle(self) -> None:
@@ -453,7 +454,7 @@ class ForwardObserver(TorchFunctionMode):
                 self.borrowed[module, names[0]] = None
 
     def _use(self, names: list[str]) -> None:
-        """Note a use of a parameter; of a tied one's names, the one closest to the running modules counts."""
+        """Note a use of a parameter; if it is tied, its name closest to the running modules counts."""
         seen = {n: max((m for m in self._running if covers(m, owner(n))), key=len) for n in names}
         name = max(names, key=lambda n: (seen[n] == owner(n), len(seen[n])))
         self.scopes[name] = min(self.scopes.get(name, seen[name]), seen[name], key=len)
@@ -522,7 +523,7 @@ def _state_dict_calls(report: Callable[[], None]) -> Iterator[None]:
 
 
 def _over(*_: object) -> None:
-    """Ignore a call of a module after its watch is gone."""
+    """Ignore a call of a module after its watch has ended."""
 
 
 @contextmanager
@@ -535,8 +536,8 @@ def watching(
     names = files_of(model)
     streams, before, around = streams_now(), snapshot(model), variables(names)
 
-    # modules, by lambdas: a copy of a module shares them and reports to this watch too; they refer weakly to
-    # it, because an autograd graph that recomputes a module keeps its hooks, and the watch keeps the graph
+    # watch modules by lambdas: a copy of a module shares them, and so reports to this watch too. They refer
+    # to the watch weakly: a graph that recomputes a module keeps its hooks, and the watch keeps the graph
     enter, leave = WeakMethod(watch.enter), WeakMethod(watch.leave)
     for name, module in model.named_modules():
         after = lambda m, args, kwargs, out, name=name: (leave() or _over)(name, m, (args, kwargs), out)  # noqa: E731

@@ -49,7 +49,7 @@ class _Pair:
 
 
 class MemoryOfResults:
-    """Records modules that sharded weights could change, because of the memory of their results.
+    """Records modules that may compute something else with sharded weights: their results share memory.
 
     Attributes:
         changed: modules whose result shares memory with an input or with another result, if one of the two

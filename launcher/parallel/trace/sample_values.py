@@ -1,7 +1,7 @@
-"""Values for a module that reads data: first samples of the data set, weights of the constructor.
+"""Gives values to modules that read data: the first samples of the data set, and the constructor's weights.
 
-A plan traces a forward on meta tensors. The values of inputs, and of tensors that are computed from inputs
-and constants alone (masks, lengths, positions), are known all the same, for a few batches.
+A plan traces a forward on meta tensors. For a few batches it still knows the values of inputs, and of tensors
+that are computed from inputs and constants alone, such as masks, lengths and positions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SAME = frozenset({
 SHIFTS = {aten.add.Tensor: 1, aten.sub.Tensor: -1}
 
 FEW = 1 << 24
-"""The most elements of a module or batch to try with values; larger ones are zeros, without memory."""
+"""The most elements of a module or batch to try with values; larger ones are zeros that take no memory."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class TrialValues:
     """Values to try a forward with.
 
     Attributes:
-        batches: batches of the inputs, with samples in dim 0; a larger batch is filled with them in turn. The
-            first batch is tried first; the others may differ in lengths, ids and so on.
+        batches: batches of the inputs, with samples in dim 0; a larger batch repeats their samples in turn.
+            The first batch is tried first; the others may differ in lengths, ids and so on.
         initial: returns the constructor's values of a tensor, by its name.
     """
 
@@ -96,7 +96,10 @@ class _Call:
     dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
     def run(self, batches: int) -> list[list[Tensor]]:
-        """Run it after the calls that it depends on, of which a chain may be longer than Python's stack."""
+        """Run the call after the calls that it depends on.
+
+        This does not recurse: a chain of calls may be longer than Python's stack.
+        """
         waiting = [self]
         while waiting:
             call = waiting[-1]
@@ -146,7 +149,7 @@ class _Values:
 
 
 class SampleValues(Dispatch):
-    """Tracks the values of tensors that depend on ``inputs`` and constants, around a forward on ``inputs``.
+    """Tracks the values of tensors that depend on ``inputs`` and constants, during a forward on ``inputs``.
 
     ``beyond`` has the modules that look up an id outside of their table, with the table's rows and the id.
     ``lookups`` has the inputs that are ids of tables; a rank checks them in each batch.
@@ -198,7 +201,7 @@ class SampleValues(Dispatch):
         return values.computed
 
     def _learn(self, call: _Call, made: Sequence[Tensor]) -> None:
-        """Register the results of ``call``; those of a call that has run only if they are known."""
+        """Register the results of ``call``, unless it has run and they are unknown."""
         for at, t in enumerate(made):
             values = _Values(call, at, (t.shape, t.dtype))
             if call.results is None or values.computed:
@@ -219,7 +222,7 @@ class SampleValues(Dispatch):
         known = all(self._find(t) is not None for t in arguments)
         known &= sum(t.numel() for t in made) <= FEW and torch.Tag.nondeterministic_seeded not in func.tags
 
-        # before values change, compute all that may depend on what they are now
+        # before values change, run all calls that may depend on the present values
         writes = func._schema.is_mutable
         if known and writes:
             for values in list(self._known.values()):
@@ -248,7 +251,7 @@ class SampleValues(Dispatch):
         return [] if at is None else [v + at[1] for v in self._of_inputs.get(at[0], ())]
 
     def _count(self, func: Any, args: Any, out: Any) -> None:
-        """Note an input that was only reshaped, or shifted by a number."""
+        """Note that ``out`` is an input that was only reshaped, or to which a number was added."""
         known = (func in SAME or func in SHIFTS) and isinstance(args[0], Tensor)
         at = self._input(args[0]) if known else None
         if at is None or not isinstance(out, Tensor):
@@ -261,7 +264,7 @@ class SampleValues(Dispatch):
         self._ids[id(out)] = weakref.ref(out), place, shift
 
     def _look_up(self, rows: int, ids: Tensor, wraps: bool) -> None:
-        """Note ids beyond the table's rows, which a meta tensor does not check."""
+        """Note the lookup, and ids outside of the table, which a meta tensor does not check."""
         module, at = self.running(), self._input(ids)
         least = -rows if wraps else 0
         if at is not None:

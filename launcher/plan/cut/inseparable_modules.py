@@ -34,9 +34,9 @@ def components(graph: Graph, modules: Sequence[str]) -> tuple[tuple[str, ...], .
 
 
 def _needs(graph: Graph, modules: Sequence[str]) -> dict[str, int]:
-    """Returns for each module those that cannot be on a later stage, as bits in their order.
+    """Maps each module to the modules that must be on its stage or an earlier one, itself included.
 
-    The module itself is among them.
+    The modules are bits, in their order.
     """
     needs = {m: 1 << i for i, m in enumerate(modules)}
     bound = _bound(graph, frozenset(modules))
@@ -61,7 +61,7 @@ def _needs(graph: Graph, modules: Sequence[str]) -> dict[str, int]:
 
 
 def _bound(graph: Graph, modules: frozenset[str]) -> dict[str, tuple[str, ...]]:
-    """Returns for each node the modules on whose stage it must be.
+    """Returns for each node the modules with which it must share a stage.
 
     A module binds its own calls, and every node to which it passes a value that is not a tensor. If glue
     changes tensors of the module in place, the module also binds all glue that uses these tensors.

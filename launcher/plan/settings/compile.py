@@ -282,8 +282,9 @@ def _over_tp(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
     again = [r for r in model.recomputed if any(covers(r.module, operator) for operator in cut)]
     around = [r.module for r in again if any(m != r.module and covers(r.module, m) for m in modules)]
     if around:
-        text = f"a module inside {around[0]}, which is recomputed and cut over tp: a graph would repeat"
-        yield Problem(MODULES, f"{text} collectives for nothing; compile it or recompute it, not both", OFF)
+        text = f"a module inside {around[0]}: {around[0]} is recomputed and cut over tp, so a graph would"
+        text += f" repeat its collectives needlessly; compile {around[0]} or recompute it, not both"
+        yield Problem(MODULES, text, OFF)
 
     inside = [r for r in again if any(covers(m, r.module) for m in modules)]
     fully_recomputed = [r.module for r in inside if r.policy == "full"]

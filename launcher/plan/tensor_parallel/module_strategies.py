@@ -303,7 +303,7 @@ def _uneven(module: _Module, reading: Reading, grid: Grid) -> Problem | None:
         d = tp_dim(axes)
         if d is not None and shapes[name][d] % grid[TP]:
             size = shapes[name][d]
-            text = f"{module.name}.{name} has {size} on dim {d}, which does not divide by tp={grid[TP]}"
+            text = f"{module.name}.{name} has {size} on dim {d}, which is not divisible by tp={grid[TP]}"
             fits = max(n for n in range(1, grid[TP] + 1) if size % n == 0)
             return Problem(f"parallel.grid.{TP}", text, f"parallel.grid.{TP}={fits}")
     return None

@@ -16,8 +16,8 @@ from launcher.plan.cut.tensor_placement import Placed
 class WeightAverage:
     """A moving average of each trained parameter's first copy on this rank.
 
-    After every ``every``-th optimizer step it keeps ``decay`` of itself, and the weights contribute the rest.
-    It starts as the weights at its first use, which are those that training starts from.
+    After every ``every``-th optimizer step it becomes ``decay`` times itself plus ``1 - decay`` times the
+    weights. At its first use it is a copy of the weights: those with which training starts.
     """
 
     def __init__(self, model: ParallelModel, decay: float, every: int) -> None:
@@ -63,7 +63,7 @@ class WeightAverage:
             self.put_back()
 
     def put_back(self) -> None:
-        """Restores the model's weights inside such a block, before a checkpoint is written."""
+        """Swaps the model's weights back before the end of an ``in_place`` block, to save a checkpoint."""
         if self.swapped:
             self._swap()
             self.swapped = False

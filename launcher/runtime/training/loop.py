@@ -21,11 +21,11 @@ from launcher.runtime.training.session import Session
 
 @dataclass(frozen=True)
 class Loop:
-    """Settings of the loop besides stepping; ``None`` means never.
+    """Settings of the loop; ``None`` means never.
 
     ``lr`` sets the rate for the next update of the weights, given the number of updates so far, and returns
     it. ``keep``: how many checkpoints are kept; ``None`` means all. With ``early_stop`` or ``best``, which
-    use validations, the last step is followed by a validation too.
+    use validations, a validation also follows the last step.
     """
 
     until: int
@@ -49,9 +49,9 @@ class Loop:
 def train(s: Session, loop: Loop) -> None:
     """Runs optimizer steps from ``s.step`` up to ``loop.until``, or until a metric or a callback ends it.
 
-    Once any rank has been asked to stop, it saves and raises ``Preempted`` on all ranks. A validation that is
-    skipped then runs after resuming. The row after a checkpoint reports how long the save delayed training,
-    as ``save_stall_ms``.
+    Once any rank has been asked to stop, it saves and raises ``Preempted`` on all ranks. If a validation is
+    skipped then, it runs after resuming. The row after a checkpoint reports how long the save delayed
+    training, as ``save_stall_ms``.
     """
     try:
         _train(s, loop)
@@ -119,7 +119,7 @@ def _train(s: Session, loop: Loop) -> None:
 
 
 def _validation(s: Session, loop: Loop) -> bool:
-    """Runs a validation and what depends on its result; returns whether these weights are the best so far."""
+    """Runs a validation and what depends on its result; returns true if these weights are the best so far."""
     validate(s, loop.eval_batches)
     _call(s, "on_eval", {name: v for name, v in s.results.items() if name.startswith("val_")})
     if loop.early_stop is not None:
@@ -298,7 +298,7 @@ def _skip(s: Session) -> None:
 def validate(s: Session, batches: int | None, suffix: str = "") -> float:
     """The loss over the held-out samples, each counted once, computed as in ``step``.
 
-    ``suffix``: added to the names of the results, to tell other weights than the trained ones apart.
+    ``suffix``: added to the names of the results, if the weights are not the trained ones.
     """
     sums = torch.zeros(2 + 2 * len(s.pipeline.metrics), dtype=torch.float64)
     for batch in s.feed.held_out(batches):

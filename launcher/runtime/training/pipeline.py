@@ -111,7 +111,8 @@ class PipelineRuntime:
         of the global batch's mean loss: the sum over all ranks is the mean. It is 0 on ranks without the last
         stage and on all but the first rank of ``tp``; it is NaN if no target of the global batch counts.
         Gradients are complete and multiplied by ``loss_scale``. If ``measuring``, ``measured`` is updated.
-        Raises ``RunError`` if an earlier forward changed weights or statistics as this layout cannot do.
+        Raises ``RunError`` if an earlier forward changed weights or statistics in a way that this layout
+        cannot reproduce.
         """
         changes = self.model.changes
         if text := changes.take(any_difference=changes.unread):
@@ -222,8 +223,8 @@ class PipelineRuntime:
         for got, planned in zip(inputs, self.model.plan.inputs, strict=True):
             shape, first = tuple(got.shape[1:]), planned.shape[1:]
             if shape != first:
-                text = f"the data returned inputs of shape {shape} for a sample, but the first had {first}"
-                raise RunError(f"{text}, which was planned; all samples must have one shape")
+                text = f"the data returned inputs of shape {shape} for a sample, but the plan is for {first}"
+                raise RunError(f"{text}, the shape of the first sample; all samples must have one shape")
 
     def _training_loss(self, output: Any, number: torch.Tensor) -> torch.Tensor:
         output = formed(output, self.model.plan.output_keys)

@@ -34,19 +34,19 @@ from launcher.runtime.training.throughput import DeviceFigures, RankTimes
 class Session:
     """The objects with which a rank trains, and its progress: ``step`` counts finished optimizer steps.
 
-    ``emit`` takes news for the console and the metrics. ``saver`` writes checkpoints while training
+    ``emit`` reports text for the console and rows of metrics. ``saver`` writes checkpoints while training
     continues; ``None``: training waits for them. ``trust.key`` names the key with which checkpoints are
     encrypted; ``None``: they are not. ``on_stop`` saves the session when all ranks have agreed to stop, and
     returns the checkpoint's name. ``resumed``: the weights are from a checkpoint, which may have been saved
-    before a validation that was due. ``stopping``: a rank had been asked to stop at the last step.
-    ``spare``: training continues if a checkpoint cannot be written; ``unsaved`` counts these. ``settings``:
-    those of the training, which checkpoints record. ``training``: an identifier that its checkpoints share,
-    also after a resume; ``None`` if an older version wrote them. ``passed``: the steps that were
-    trained before an older checkpoint was loaded. ``writing``: a checkpoint of which callbacks have not been
-    notified. ``baseline``: the loss on held-out samples of the best model that ignores its input, if the data
-    defines it. ``measured``: the metrics of the last step that was measured. ``times``: measures ranks, if
-    there are several; ``by_rank``: its figures. ``drill``: a fault that this run rehearses. ``profile``: the
-    profiler of this rank, if it is profiled.
+    before a validation that was due. ``stopping``: at the last step, a rank had been asked to stop.
+    ``spare``: training continues if a checkpoint cannot be written; ``unsaved`` counts such checkpoints.
+    ``settings``: those of the training, which checkpoints record. ``training``: an identifier that its
+    checkpoints share, also after a resume; ``None`` if an older version wrote them. ``passed``: the steps
+    that were trained before an older checkpoint was loaded. ``writing``: the last checkpoint, until callbacks
+    are notified of it. ``baseline``: the loss on held-out samples of the best model that ignores its input,
+    if the data defines it. ``measured``: the metrics of the last step that was measured. ``times``: measures
+    ranks, if there are several; ``by_rank``: its figures. ``drill``: a fault that this run rehearses.
+    ``profile``: the profiler of this rank, if it is profiled.
     """
 
     world: World

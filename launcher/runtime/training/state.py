@@ -205,7 +205,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
 
 
 def _placed(s: Session, saved: Mapping[str, Any]) -> None:
-    """Restores the step of ``saved``, and the position of the first rank's stream for all ranks."""
+    """Restores the step of ``saved``, and on every rank the position of rank 0's stream of samples."""
     s.step = int(saved["step"])
     s.scaling.skipped = int(saved.get("skipped", 0))
     place = saved.get("stream")

@@ -1,4 +1,4 @@
-"""Keeps the process states of several trainings apart that run in one process."""
+"""Separates the process states of several trainings that run in one process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from launcher.parallel.model_state.module_globals import AroundSnapshot
 class ProcessStates:
     """A separate process state for each data-parallel rank of the reference.
 
-    A model may keep numbers in variables of its file, on a library's module, or in the environment. In a run
-    each rank has its own process, but the reference of all ranks runs in the process of rank 0. ``names``:
-    the Python modules that define the model.
+    A model may keep numbers in variables of its file, in attributes of a library's module, or in the
+    environment. In a run each rank has its own process, but rank 0 runs the reference of all ranks in one
+    process. ``names``: the Python modules that define the model.
     """
 
     def __init__(self, names: Iterable[str]) -> None:

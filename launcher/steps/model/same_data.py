@@ -22,12 +22,12 @@ def check(data: Dataset) -> None:
     text = "its first sample differs"
     if (train, val) != (their_train, their_val):
         text = f"it has {their_train} training and {their_val} held-out samples, rank 0 has {train} and {val}"
-    why = "every rank must open all samples, of which it then trains its share: do not split the data by rank"
+    why = "every rank must open all samples: the launcher divides them; do not split the data by rank"
     raise RunError(f"rank {other} has other data than rank 0: {text}; {why}")
 
 
 def _first(data: Dataset) -> str:
-    """128 bits of the first sample's values."""
+    """A 128-bit hash of the first sample's values."""
     hasher, row = xxhash.xxh3_128(), np.arange(1)
     for t in (*data.train.inputs(row), data.train.targets(row)):
         hasher.update(f"{t.dtype} {tuple(t.shape)}".encode())

@@ -141,7 +141,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     folder = saved(tmp_path / "d", {"w": torch.ones(3)})
     file = next(folder.glob("*.distcp"))
     file.unlink()
-    assert refusal(lambda: read_dcp(folder)) == f"{file}: tensor w should be in this file but is not"
+    assert refusal(lambda: read_dcp(folder)) == f"{file}: no such file; tensor w should be in it"
 
 
 def test_files_of_two_checkpoints_are_not_mixed(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_the_first_row_that_matches_decides(table: Table | None, name: str, new:
         ({"a": "c", "b": "c"}, ["a.w", "b.w"], "names: a.w and b.w would both become c.w"),
         ({"a": ""}, ["a"], "names: a: it gives a an empty name"),
         ({"^(": "x"}, ["a"], "names: ^( is not a regular expression: missing ), unterminated subpattern at position 1"),
-        ({"^a": r"\1"}, ["a"], r"names: ^a: \1 does not match this row: invalid group reference 1 at position 1"),
+        ({"^a": r"\1"}, ["a"], r"names: ^a: \1 does not fit this expression: invalid group reference 1 at position 1"),
     ],
     ids=["unmatched", "two become one", "nothing left", "no expression", "no group"],
 )

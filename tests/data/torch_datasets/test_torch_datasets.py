@@ -334,7 +334,7 @@ def test_a_stream_that_splits_itself_by_rank_ends_the_run(tmp_path):
         on_layout(trained(of("ByRank"), "hsdp2"), tmp_path)
     assert failed.value.fault.message == (
         "rank 1 has other data than rank 0: its first sample differs; every rank must open all "
-        "samples, of which it then trains its share: do not split the data by rank"
+        "samples: the launcher divides them; do not split the data by rank"
     )
 
 

@@ -158,7 +158,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "a time that does not divide": (
         lambda net, x: x[:, :5], {"down": {"output": [None, "tp", None]}},
-        "parallel.operators.down: down: output [null, tp, null] cuts dim 1 of size 5, which does not divide by tp=2",
+        "parallel.operators.down: down: output [null, tp, null] cuts dim 1 of size 5, which is not divisible by tp=2",
     ),
     "a module that is never called": (
         lambda net, x: x, {"norm": {"input": [None, "tp", None]}},

@@ -152,7 +152,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "indivisible": (
         {"up": {"weight": [None, "tp"]}}, {"tp": 4},
-        "parallel.grid.tp: up.weight has 6 on dim 1, which does not divide by tp=4 (try: parallel.grid.tp=3)",
+        "parallel.grid.tp: up.weight has 6 on dim 1, which is not divisible by tp=4 (try: parallel.grid.tp=3)",
     ),
     "one end of a tie": (
         {"head": {"weight": ["tp", None]}}, {"tied": True},

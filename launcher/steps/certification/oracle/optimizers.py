@@ -1,4 +1,4 @@
-"""Optimizers, written a second time."""
+"""A second implementation of the optimizers, with which ``certify`` compares."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ class OrthogonalSteps(torch.optim.Optimizer):
                     self._muon(theta, theta.grad, group)
 
     def _muon(self, theta: Tensor, g: Tensor, group: dict[str, Any]) -> None:
-        """Computes means with torch's arithmetic: bfloat16 would show a different rounding."""
+        """Updates a matrix.
+
+        Means use torch's ``lerp``: other arithmetic would round differently, which shows in bfloat16.
+        """
         mu = group["momentum"]
         mean = torch.lerp(self.state[theta].get("mean", torch.zeros_like(g)), g, 1 - mu)
         self.state[theta]["mean"] = mean
