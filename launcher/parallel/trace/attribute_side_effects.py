@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.model_state.deep_copy import HOOKS, OURS
+from launcher.parallel.model_state.deep_copy import HOOKS, TORCH_ATTRIBUTES
 from launcher.parallel.model_state.module_globals import files_of, variables
 from launcher.parallel.model_state.python_state import Key, PythonState, changed, library, same_mark, snapshot
 from launcher.plan.cut.stages import covers
@@ -88,7 +88,7 @@ class SideChannels:
         out = PythonState()
         for path, module in self.between.items():
             for name, value in vars(module).items():
-                if name not in OURS:
+                if name not in TORCH_ATTRIBUTES:
                     out.enter(f"{path}.{name}".lstrip("."), value)
         return out
 
