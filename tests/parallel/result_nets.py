@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,14 @@ class Slots:
 
     def __init__(self, h: Tensor) -> None:
         self.h = h
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A dataclass with tensors in a field and in a list, of which one may be a field of another."""
+
+    h: Tensor | None
+    more: list[Any] = field(default_factory=list)
 
 
 class Lazy:
@@ -230,6 +239,31 @@ class InSlots(InObject):
 
     def then(self, given: Any, h: Tensor) -> Tensor:
         return super().then(given[0], h)
+
+
+class InDataclass(InObject):
+    """The result is a dataclass; a view in it is changed in place later."""
+
+    @staticmethod
+    def give(lin: nn.Module, x: Tensor) -> Any:
+        y = torch.tanh(lin(x)) * 1
+        return Fields(y[:, :3], [y[:, 3:]])
+
+    def then(self, given: Any, h: Tensor) -> Tensor:
+        half = given.h
+        half += 1
+        return self.c(torch.cat([half, given.more[0]], 1)) + h
+
+
+class InNestedDataclass(InDataclass):
+    """A dataclass in a dictionary, in a dataclass."""
+
+    @staticmethod
+    def give(lin: nn.Module, x: Tensor) -> Any:
+        return Fields(None, [{"inner": InDataclass.give(lin, x)}])
+
+    def then(self, given: Any, h: Tensor) -> Tensor:
+        return super().then(given.more[0]["inner"], h)
 
 
 class InLazy(InObject):

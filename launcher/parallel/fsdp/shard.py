@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import RegisterPostBackwardFunction
 from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
-from launcher.parallel.dispatch.containers import clone_with_strides
+from launcher.parallel.dispatch.containers import clone_with_strides, tensors
 from launcher.parallel.dispatch.modes import tree_map_only
 from launcher.parallel.lost_changes import LostChanges, Used, state_of
 from launcher.parallel.mesh import Meshes, local
@@ -167,10 +167,21 @@ def _casts(plan: Plan) -> MixedPrecisionPolicy:
 def _no_views(module: nn.Module, args: Any, output: Any) -> Any:
     """Copy outputs that are views: FSDP2 hooks their backward, and ``+=`` would drop that hook unnoticed."""
 
-    def copy(t: torch.Tensor) -> torch.Tensor:
-        return clone_with_strides(t) if t.requires_grad and t._is_view() else t
+    def copy(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return clone_with_strides(value) if _hooked_view(value) else value
+        if is_dataclass(value) and not isinstance(value, type):
+            for f in fields(value):
+                inner = getattr(value, f.name, None)
+                if any(map(_hooked_view, tensors(inner))):
+                    object.__setattr__(value, f.name, tree_map_only(object, copy, inner))
+        return value
 
-    return tree_map_only(torch.Tensor, copy, output)
+    return tree_map_only(object, copy, output) if any(map(_hooked_view, tensors(output))) else output
+
+
+def _hooked_view(t: torch.Tensor) -> bool:
+    return t.requires_grad and t._is_view()
 
 
 def param_groups(state: Any) -> list[Any]:

@@ -8,7 +8,8 @@ way round. An attribute that is set on one of them is not set on the other.
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from itertools import combinations, product
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -26,6 +27,9 @@ MOST = 10_000
 
 LARGE = 2**24
 """The most elements of a storage in which to search for overlaps."""
+
+DATACLASSES = torch.__version__ >= "2.13"
+"""Whether FSDP2 finds the tensors in a dataclass; torch 2.11 does not."""
 
 PLAIN = (
     bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, torch.layout, torch.Size, range,
@@ -82,7 +86,7 @@ class MemoryOfResults:
         passed, attributes = self._arguments.pop()
         if any(_other(_attributes(t), before) for t, before in zip(passed, attributes, strict=True)):
             self.named[name] = None
-        leaves = tree_leaves(output)
+        leaves = [*_leaves(output)]
         results = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad and not batched(t)]
         copied = ((a, b) for a, b in combinations(results, 2) if a._is_view() or b._is_view())
         for one, two in (*product(passed, results), *copied):
@@ -113,6 +117,16 @@ class MemoryOfResults:
 
     def _versions(self, *some: Tensor) -> tuple[tuple[int, int], ...]:
         return tuple((version(t), self._effects.writes(t)) for t in some)
+
+
+def _leaves(output: Any) -> Iterator[Any]:
+    """Yield what FSDP2 finds in the result of a module, and the objects in which it does not look."""
+    for leaf in tree_leaves(output):
+        if DATACLASSES and is_dataclass(leaf) and not isinstance(leaf, type):
+            for f in fields(leaf):
+                yield from _leaves(getattr(leaf, f.name, None))
+        else:
+            yield leaf
 
 
 def version(t: Tensor) -> int:

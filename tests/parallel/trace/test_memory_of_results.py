@@ -8,6 +8,7 @@ import pytest
 
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
+from launcher.parallel.trace.memory_of_results import DATACLASSES
 from launcher.planner.plan_job import plan_job
 from tests.parity import assert_parity, own
 
@@ -77,6 +78,15 @@ def test_results_that_share_memory_are_refused_with_sharded_weights(name: str) -
 @pytest.mark.parametrize("name", ["Changes", "NotesLater", "Sets", "SparseToModule"])
 def test_gathered_weights_do_not_help_where_inputs_are_new_tensors(name: str) -> None:
     assert refusal(net(name, sharded("level2"))) == REFUSED[name]
+
+
+@pytest.mark.parametrize("level", ["level1", "level2", "level3"])
+@pytest.mark.parametrize("name", ["InDataclass", "InNestedDataclass"])
+def test_a_dataclass_is_exact_over_shards(name: str, level: str) -> None:
+    if level == "level3" and not DATACLASSES:
+        assert refusal(net(name, sharded(level))) == OPAQUE.format("Fields")
+    else:
+        assert_parity(net(name, sharded(level)))
 
 
 @pytest.mark.parametrize("name", list(OBJECTS))
