@@ -60,7 +60,7 @@ class Regather:
         storage = t.untyped_storage()
         known = self._saved_of.get(storage._cdata)
         if known is None or known[0]() is not storage or t.dtype != known[1].kept.dtype:
-            return t
+            return t.detach()  # a result that is saved by its own operation would keep the graph alive
         saved = known[1]
         return _Saved(saved.name, saved.kept, saved.plan, tuple(t.shape), t.stride(), int(t.storage_offset()))
 
