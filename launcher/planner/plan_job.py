@@ -48,7 +48,7 @@ from launcher.planner import (
     user_classes,
 )
 from launcher.planner.loaded_param_layouts import check_stored_layouts, with_threshold
-from launcher.planner.recompute_auto import drawn_graph, solved
+from launcher.planner.recompute_trial_plans import drawn_graph, solved
 from launcher.planner.request_files import inlined
 from launcher.planner.trace_model import (
     ModelRead,

@@ -22,7 +22,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.settings.encryption import trust
 from launcher.plan.step_order import Phase
 from launcher.plan.verbs import starts, verb
-from launcher.run import resume, status
+from launcher.run import resume, status_record
 from launcher.run.launch import Start
 from launcher.run.page_and_loggers import Viewers, viewers
 from launcher.runtime import gc_thresholds
@@ -65,7 +65,7 @@ class Run:
     trial: bool = False
 
 
-def run_phases(run: Run, remaining: Sequence[Phase], record: status.RunStatus) -> None:
+def run_phases(run: Run, remaining: Sequence[Phase], record: status_record.RunStatus) -> None:
     """Runs the phases that are ``remaining``, and records each when it is done.
 
     Raises ``RunError`` if one fails, ``Interrupted`` if the run was told to stop.

@@ -33,7 +33,7 @@ from launcher.planner.plan_job import builder, plan_like
 from launcher.runtime.cluster.messages import broadcast, gather, gather_tensors
 from launcher.runtime.cluster.world import World
 from launcher.runtime.device import forked_streams
-from launcher.runtime.training import loop, save, state
+from launcher.runtime.training import checkpoint_tensors, loop, save
 from launcher.runtime.training.batches import Feed, Indices
 from launcher.runtime.training.session import Session
 from launcher.steps import train
@@ -330,7 +330,7 @@ def _again(live: Session, s: Setup) -> Session:
     del live
     new = _live(s)
     new.scaling.factor = factor
-    state.load(new, saved)
+    checkpoint_tensors.load(new, saved)
     got = gathered(s.plan, pieces(new.model, weights=True))
     if s.judge and got:
         s.judge.loaded(got, _exported(saved, s.folder / EXPORTED, new))

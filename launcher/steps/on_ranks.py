@@ -15,13 +15,13 @@ from launcher.optional import drill
 from launcher.parallel.fsdp.shard import warm_up
 from launcher.plan.verbs import loads
 from launcher.runtime.cluster.world import World, deterministic
-from launcher.runtime.training import save, state
+from launcher.runtime.training import checkpoint_tensors, save
 from launcher.runtime.training.monitored_metrics import forget_absent
 from launcher.runtime.training.session import Session
 from launcher.steps import module
 from launcher.steps.model import build_session, out_of_memory
-from launcher.steps.model.emergency_save import rescued
 from launcher.steps.model.newest_checkpoint import newest_undamaged
+from launcher.steps.model.save_on_stop import rescued
 from launcher.steps.model.shared_construction import SharedMetaModels
 from launcher.steps.sent_to_ranks import RankSteps
 
@@ -98,7 +98,7 @@ def _session(world: World, todo: RankSteps, drawn: SharedMetaModels) -> Session:
     if todo.drill is not None:
         live.drill = drill.RankDrill(todo.drill, world, todo.folder, live.trust)
     if resume is not None:
-        saved = state.load(live, resume)
+        saved = checkpoint_tensors.load(live, resume)
         live.results |= saved.get("results", {})
         live.training = saved.get(TRAINING)
         live.resumed = True

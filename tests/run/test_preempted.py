@@ -13,7 +13,7 @@ import pytest
 from launcher.__main__ import main
 from launcher.parallel.grad_norm import Norm
 from launcher.run import execute
-from launcher.run import status as run_status
+from launcher.run import status_record as run_status
 from launcher.runtime.run_folder import read_status
 from launcher.runtime.training import save
 from launcher.runtime.training.pipeline import PipelineRuntime

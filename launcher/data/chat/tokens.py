@@ -27,7 +27,7 @@ from launcher.data.chat.template import (
     chat_tokenizer,
 )
 from launcher.data.file_kinds import BadFile
-from launcher.data.prepare import lock, shards
+from launcher.data.prepare import lock, shard_record
 from launcher.data.prepare.child_processes import confine, cores, encoders
 from launcher.data.prepare.corpus_digest import content_digest
 from launcher.data.prepare.documents import Position
@@ -210,25 +210,25 @@ def make(settings: Chat, say: Callable[[str], None], speed: ProgressReporter) ->
     if settings.cache is None:
         return
     final = _folder(settings)
-    if shards.published(final) is not None:
+    if shard_record.published(final) is not None:
         return
-    folder = shards.working_folder(final)
+    folder = shard_record.working_folder(final)
     with writing(folder), lock.locked(folder, say):
-        if shards.published(final) is not None:
-            shards.remove_unused(folder)
+        if shard_record.published(final) is not None:
+            shard_record.remove_unused(folder)
             return
-        shards.empty(folder)
+        shard_record.empty(folder)
         try:
             summary = _make(settings, folder, speed)
         except BadFile as error:
             raise RunError(f"data.path: {error}") from error
         say(f"data: {summary}, tokenized once into {final}")
-        shards.publish(folder, final, {"version": VERSION, "conversations": summary})
+        shard_record.publish(folder, final, {"version": VERSION, "conversations": summary})
 
 
 def opened(settings: Chat) -> dict[str, TokenizedConversations] | None:
     """Returns the cached tokens of each part, mapped into memory; ``None`` if they are not cached."""
-    if settings.cache is None or shards.published(folder := _folder(settings)) is None:
+    if settings.cache is None or shard_record.published(folder := _folder(settings)) is None:
         return None
     return {
         part: TokenizedConversations(

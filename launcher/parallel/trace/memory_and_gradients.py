@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from launcher.parallel.trace.code_between_modules import Tracer, origin_of, origins, storages
-from launcher.parallel.trace.output_specs import specs
+from launcher.parallel.trace.tensor_specs import specs
 
 
 @dataclass(frozen=True)

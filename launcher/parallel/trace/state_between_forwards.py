@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.containers import mapped, tensors
 from launcher.parallel.dispatch.modes import default_dtype, tree_leaves
-from launcher.parallel.model_state.backward_state import BACKWARD, FORWARD, entangled
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files_of, put_back, variables
 from launcher.parallel.model_state.python_state import PythonState, changed, owns_generator, reading, snapshot
+from launcher.parallel.model_state.state_across_passes import BACKWARD, FORWARD, entangled
 from launcher.parallel.trace.clock_and_host_reads import streams_kept
 from launcher.parallel.trace.run_on_values import OTHER, in_memory, sample_inputs, stand_ins
 from launcher.parallel.trace.sample_values import FEW, SampleValues

@@ -13,7 +13,7 @@ from launcher.job.schema.job import Job
 from launcher.plan.values.note import Note
 from launcher.plan.values.resolved import Resolved
 from launcher.planner.plan_job import settled
-from launcher.run import launch, memory_check, resume, status
+from launcher.run import launch, memory_check, resume, status_record
 from launcher.run.resume import with_last_checkpoint
 from launcher.runtime import run_folder
 
@@ -104,7 +104,7 @@ def _again(job: Job, config: str, others: FollowerRanks | None) -> Job:
     """Keeps a job that its outer launcher restarts in its first run folder, whatever it resumed from."""
     run = others.folder(job.launch.elastic) if others is not None else None
     if run is None and job.run_dir is None:
-        run = status.begun(Path(job.runs) / job.name, config)
+        run = status_record.begun(Path(job.runs) / job.name, config)
     if run is None:
         return job
     anew = job.checkpoint.resume if resume.own(job, run) is None else "auto"
@@ -119,4 +119,8 @@ def _done(job: Job, config: str, overrides: Sequence[str]) -> tuple[str, ...]:
     key, where = home(job)
     unwritable = run_folder.check_writable(where, key)
     refuse([p for p in [run_folder.check_entries(where)] if p])
-    return () if unwritable else status.done(job.run_dir, overrides, config, job.checkpoint.resume == "never")
+    return (
+        ()
+        if unwritable
+        else status_record.done(job.run_dir, overrides, config, job.checkpoint.resume == "never")
+    )
