@@ -86,7 +86,7 @@ def settle(request: Request, others: FollowerRanks | None, shown: bool = False) 
     return Settled(job, config, overrides, outer, done, notes, vocabulary_from=first.vocabulary_from)
 
 
-def home(job: Job) -> tuple[str, Path]:
+def run_location(job: Job) -> tuple[str, Path]:
     """The setting of the run's location, and the folder that it names."""
     return ("runs", Path(job.runs)) if job.run_dir is None else ("run_dir", Path(job.run_dir))
 
@@ -116,7 +116,7 @@ def _done(job: Job, config: str, overrides: Sequence[str]) -> tuple[str, ...]:
     """The steps in the job's folder that are already done."""
     if job.run_dir is None:
         return ()
-    key, where = home(job)
+    key, where = run_location(job)
     unwritable = run_folder.check_writable(where, key)
     refuse([p for p in [run_folder.check_entries(where)] if p])
     return (

@@ -39,7 +39,7 @@ from launcher.run import (
     submit_to_cluster,
     write_layout_files,
 )
-from launcher.run.ranks_and_resume import Chosen, Settled, home, open_ended, settle
+from launcher.run.ranks_and_resume import Chosen, Settled, open_ended, run_location, settle
 from launcher.runtime import console_log, log, run_folder
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.processes.fork_server import prepare_server, serving
@@ -322,7 +322,7 @@ def _opened(settled: Settled, others: FollowerRanks | None) -> Iterator[Path]:
     job = settled.job
     if others is not None:
         others.gather(job.launch.timeout_s)
-        key, where = home(job)
+        key, where = run_location(job)
         others.share(where, key)
     folder = (
         run_folder.make(Path(job.runs), job.name)

@@ -115,7 +115,7 @@ def test_a_second_signal_stops_at_once(tmp_path, monkeypatch, capsys, caplog):
 
 def test_before_the_first_step_there_is_nothing_to_save(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
-    monkeypatch.setattr(on_ranks, "_work", asked_first(on_ranks._work))
+    monkeypatch.setattr(on_ranks, "_build_and_run_steps", asked_first(on_ranks._build_and_run_steps))
     assert main([*TINY, f"run_dir={folder}", "train.steps=5"]) == 75
     assert capsys.readouterr().err.splitlines()[-1] == "preempted by SIGTERM"
     assert (status(folder)["status"], checkpoints(folder)) == ("preempted", [])

@@ -121,7 +121,7 @@ def labeled(
         yield ids, counted
 
 
-def made(
+def concatenated(
     settings: Chat, by: ChatTokenizer, some: Iterable[DataRow], counts: RowCounts
 ) -> TokenizedConversations:
     """Concatenates the conversations of all usable rows in ``some``. Raises ``BadFile``."""
@@ -140,7 +140,7 @@ def made(
 def in_memory(settings: Chat, by: ChatTokenizer, paths: Paths | None) -> TokenizedConversations:
     """Tokenizes all conversations into memory. Raises ``BadFile``."""
     counts = RowCounts()
-    all_of_them = made(settings, by, read_rows(settings, paths), counts)
+    all_of_them = concatenated(settings, by, read_rows(settings, paths), counts)
     counts.check()
     return all_of_them
 
@@ -168,7 +168,7 @@ def labeled_rows(settings: Chat, rows: tuple[DataRow, ...]) -> LabeledRows:
     """Tokenizes the rows of one task, in a child process."""
     counts, last = RowCounts(), replace(rows[-1], data=b"")
     try:
-        tokens = made(settings, _tokenizer(settings), rows, counts)
+        tokens = concatenated(settings, _tokenizer(settings), rows, counts)
     except BadFile as error:
         return LabeledRows(None, last, refused=str(error))
     return LabeledRows(tokens, last, counts)

@@ -10,6 +10,6 @@ With one child for all services, one service could harm the others:
   threads of one process share standard output.
 
 ``launcher.process_pool`` does not fit either: its children end with their parent at once, and a full
-connection makes the parent wait. A logger outlives a launcher that was killed, so that it can send the rows that it has,
-and it never blocks the launcher.
+connection makes the parent wait. A logger outlives a launcher that was killed, so that it can send the rows
+that it has, and it never blocks the launcher.
 """

@@ -23,7 +23,7 @@ from launcher.parallel.model_state.python_state import changed, counters, readin
 from launcher.parallel.model_state.state_across_passes import moved
 from launcher.parallel.trace.attribute_side_effects import SideChannels
 from launcher.parallel.trace.forward_observer import ForwardObserver, watching
-from launcher.parallel.trace.graph_recorder import Capture, GlueCall, Uncuttable, ambient, capturing
+from launcher.parallel.trace.graph_recorder import Capture, GlueCall, Uncuttable, ambient, recording_calls
 from launcher.parallel.trace.run_on_values import InMemory, Observers, cast, run_module
 from launcher.parallel.trace.state_between_forwards import unentangled
 from launcher.parallel.trace.tensor_specs import spec
@@ -301,7 +301,7 @@ def _follow(
         torch.device("meta"),
         meter,
         watching(model, units, lambda: meter.saved, xs) as tracer.watch,
-        capturing(tracer),
+        recording_calls(tracer),
         reading(model, counted, tracer.read),
     ):
         # observers

@@ -155,7 +155,7 @@ def _row(s: Session, loop: Loop, figures: Mapping[str, float], seconds: float) -
         "step": s.step,
         "steps": loop.until,
         **figures,
-        f"{loop.unit}_per_s": loop.units / seconds,
+        **throughput.units_per_second(loop.unit, loop.units, seconds),
         "step_ms": seconds * 1e3,
         "bubble": s.plan.estimate.timeline.bubble,
         **s.figures.row(seconds),

@@ -57,7 +57,7 @@ from launcher.steps.model.shared_construction import SharedMetaModels
 
 
 @torch.no_grad()
-def read(s: Session, model: HuggingFace) -> None:
+def load_hf_weights(s: Session, model: HuggingFace) -> None:
     """Replaces the initial weights by those in the folder ``model.path``.
 
     Raises ``RunError`` for values that the model cannot represent.
