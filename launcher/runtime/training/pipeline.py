@@ -325,7 +325,7 @@ def _stages(
     *,
     made: Sequence[TensorSpec],
 ) -> list[reducing_stage.ReducingStage]:
-    """The runtime stages of this rank; ``made``: a last-stage rank's share of the model's output."""
+    """The stages of this rank; ``made``: a last-stage rank's share of the model's output."""
     plan = model.plan
     level = plan.hsdp.optimizer_level if plan.hsdp else "level1"
     out = []
