@@ -18,7 +18,7 @@ from pathlib import Path
 
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
-from launcher.plan.memory.memory import Memory
+from launcher.plan.memory.rank_memory import Memory
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World

@@ -97,7 +97,7 @@ def _measured(world: World, case: Case, micros: int, unit: float, times: int) ->
     import torch.distributed as dist
 
     from launcher.parallel.fsdp.gather import Prefetch
-    from launcher.runtime.torch_private import pipelining, runtime_stage
+    from launcher.runtime.torch_private import pipelining, reducing_stage
 
     # the stages of this rank
     places = case.places(world.size)
@@ -106,7 +106,7 @@ def _measured(world: World, case: Case, micros: int, unit: float, times: int) ->
     one = (torch.empty(1, 4, device="meta", requires_grad=True),)
     assert dist.group.WORLD is not None
     stages = [
-        runtime_stage.RuntimeStage(
+        reducing_stage.ReducingStage(
             _sleeper(part),
             s,
             len(places),

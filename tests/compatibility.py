@@ -16,7 +16,7 @@ from launcher.parallel import grad_norm
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.steps.certification.compare import gathered, pieces
+from launcher.steps.certification.compare import full_tensors_on_rank_0, pieces
 from tests.parity import LM, alone, build, error, job, step
 from tests.parity.reference import Outcome
 from tests.ranks import on_ranks
@@ -134,7 +134,7 @@ def _one(world: World, j: Job, plan: Plan, want: Outcome) -> str:
     par, pipe = build(world, j, plan)
     both = torch.stack([step(j, par, pipe), grad_norm.build(par).squared()])
     torch.distributed.all_reduce(both)
-    got = gathered(plan, pieces(par))
+    got = full_tensors_on_rank_0(plan, pieces(par))
     if got is None:
         return ""
     loss = both[0].item()

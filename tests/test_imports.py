@@ -20,7 +20,7 @@ LAYERS = {
     "launcher.user_errors": "errors",
     "launcher.optional": "errors",
     "launcher.untrusted": "untrusted",
-    "launcher.workers": "workers",
+    "launcher.process_pool": "process pool",
     "launcher.job.schema": "schema",
     "launcher.job.targets": "targets",
     "launcher.job": "job",
@@ -64,7 +64,7 @@ RECIPE_PARTS = {"errors", "schema", "targets", "facts"}  # what a model, a data 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "untrusted": set(),
-    "workers": {"errors"},  # not in runtime, because child processes of data use it and must not load torch
+    "process pool": {"errors"},  # not in runtime, because child processes of data use it and must not load torch
     "schema": {"errors"},
     "targets": {"errors", "schema"},
     "job": {"errors", "schema", "targets"},
@@ -75,7 +75,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parallel": {"errors", "plan", "facts", "process"},
     "runtime": {"errors", "plan", "facts", "parallel", "checkpoint", "optim", "objective", "untrusted"},
     "models": RECIPE_PARTS,
-    "data": RECIPE_PARTS | {"untrusted", "workers"},
+    "data": RECIPE_PARTS | {"untrusted", "process pool"},
     "optim": RECIPE_PARTS,
     "objective": RECIPE_PARTS,
     "request files": {"errors", "schema", "plan", "facts", "checkpoint", "untrusted"},
@@ -95,7 +95,7 @@ FILES = ("pathlib", "shutil", "tempfile", "io", "glob", "open()")
 MUST_NOT_TOUCH = {
     "errors": TORCH + HYDRA + FILES,
     "untrusted": TORCH + HYDRA,
-    "workers": TORCH + HYDRA + FILES,
+    "process pool": TORCH + HYDRA + FILES,
     "schema": TORCH + HYDRA + FILES,
     "targets": TORCH + HYDRA,
     "job": TORCH,

@@ -21,7 +21,7 @@ from launcher.plan.cut.tensor_placement import full_precision_names
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.runtime.training import loop, save, state
+from launcher.runtime.training import checkpoint_tensors, loop, save
 from launcher.runtime.training.loss_scaling import Scaling
 from launcher.steps import train
 from launcher.steps.model.build_session import build as build_session
@@ -122,7 +122,7 @@ def rank_scaled(world: World, j: Job, plan: Plan, folder: Path) -> tuple[Any, ..
     s.scaling.factor = 1024.0
     saved = save.save(s, None)
     second = loop.step(s, 1.0)
-    state.load(s, saved)
+    checkpoint_tensors.load(s, saved)
     scale = (s.scaling.factor, s.scaling.good)
     again = loop.step(s, 1.0)
     return math.isfinite(first[1]), kept, halved, scale, second == again, [n for n in said if "text" in n]
@@ -152,7 +152,7 @@ def rank_rates(world: World, j: Job, plan: Plan, folder: Path) -> tuple[list[dic
         s = build_session(replace(world, send=told.append), j, plan, folder, drawn=DRAWN)
         s.scaling.factor = 2.0**127
         if resumed:
-            state.load(s, folder / "checkpoints/step-000003")
+            checkpoint_tensors.load(s, folder / "checkpoints/step-000003")
         training = train.loop_settings(s, j)
         while s.step < training.until:
             if s.step == 2:

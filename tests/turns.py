@@ -99,7 +99,7 @@ PARTS = {
         ("launcher/plan/schedule", "launcher/parallel/fsdp", "launcher/runtime/training"),
     ),
     "runs": Part(
-        ("tests/run", "tests/test_closed_streams.py", "tests/test_workers.py", "tests/test_untrusted_files.py"),
+        ("tests/run", "tests/test_closed_streams.py", "tests/test_process_pool.py", "tests/test_untrusted_files.py"),
         ("launcher/run", "launcher/runtime", "launcher/steps"),
     ),
     "steps": Part(("tests/steps",), ("launcher/steps",)),

@@ -16,7 +16,7 @@ import pytest
 
 from launcher.checkpoint import store
 from launcher.checkpoint.foreign.hugging_face import read_hf
-from launcher.checkpoint.foreign.read import outline
+from launcher.checkpoint.foreign.import_checkpoint import outline
 from launcher.checkpoint.foreign.recognize_strategy import open_strategy
 from launcher.checkpoint.layout.strategy_file import load
 from launcher.checkpoint.read import open_checkpoint

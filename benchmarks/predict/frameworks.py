@@ -11,7 +11,7 @@ from dataclasses import replace
 from benchmarks.predict.rows import Row
 from launcher.extras.calibration.refit import changed
 from launcher.job.schema.cluster import Cluster
-from launcher.plan.memory.memory import Memory
+from launcher.plan.memory.rank_memory import Memory
 from launcher.plan.time.step_work import RankWork, StepWork
 
 SET_BY_HAND: dict[str, dict[str, float]] = {

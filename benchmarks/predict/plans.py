@@ -12,7 +12,7 @@ from benchmarks.predict.requests import request
 from benchmarks.predict.rows import Row, UnusableRow, parsed
 from launcher.errors import RequestError
 from launcher.job.schema.cluster import Cluster
-from launcher.plan.memory.memory import Memory
+from launcher.plan.memory.rank_memory import Memory
 from launcher.plan.plan import Plan
 from launcher.plan.schedule import schedules
 from launcher.plan.time.step_work import StepWork

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.checkpoint.export_one_file import export, read_full
 from launcher.checkpoint.foreign.hugging_face import HfFolder, read_hf, write_hf
+from launcher.checkpoint.foreign.import_checkpoint import import_full
 from launcher.checkpoint.foreign.names import Renamed, Table, renamed
-from launcher.checkpoint.foreign.read import import_full
 from launcher.checkpoint.layout.derive_strategy import target_strategy
 from launcher.checkpoint.layout.strategy import Entry, Strategy, single
 from launcher.checkpoint.read import Checkpoint, each, open_checkpoint, read_box, read_extra, read_rank

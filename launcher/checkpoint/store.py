@@ -79,7 +79,7 @@ def identity(manifest: Manifest) -> str:
     return hashlib.sha256(canonical(manifest)).hexdigest()
 
 
-def write(checkpoints: Path, name: str, superseded: Mapping[str, str], place: str | None) -> None:
+def write_latest(checkpoints: Path, name: str, superseded: Mapping[str, str], place: str | None) -> None:
     """Writes the file ``latest`` of the folder ``checkpoints``.
 
     ``place`` says where the key is that the checkpoints are encrypted with, and is ``None`` for plain ones.
@@ -90,7 +90,7 @@ def write(checkpoints: Path, name: str, superseded: Mapping[str, str], place: st
     write_text(checkpoints / LATEST, f"{text}{last}\n")
 
 
-def read(checkpoints: Path) -> Latest | None:
+def read_latest(checkpoints: Path) -> Latest | None:
     """Reads the file ``latest``; ``None`` if it does not exist. Raises ``ValueError`` if it is malformed."""
     path = checkpoints / LATEST
     try:
@@ -115,7 +115,7 @@ def read(checkpoints: Path) -> Latest | None:
     return Latest(lines[0], above, text, digest=last[2], mac=last[1] != "sha256")
 
 
-def check(latest: Latest, folder: Path, newest: Manifest, trust: Trust) -> None:
+def check_latest(latest: Latest, folder: Path, newest: Manifest, trust: Trust) -> None:
     """Raises ``ValueError`` if the file is damaged or its MAC is not authentic.
 
     If the checkpoints are encrypted, the file must have a MAC made with a key that ``trust`` accepts.
@@ -275,7 +275,7 @@ def point(folder: Path, key: str | None) -> None:
         manifest = _complete(path)
         if manifest is not None:
             superseded[path.name] = identity(manifest)
-    write(home, folder.name, superseded, key)
+    write_latest(home, folder.name, superseded, key)
 
 
 def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
@@ -291,7 +291,7 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
     highest = next(complete_ones, None)
     if highest is None:
         return None
-    pointer = read(checkpoints)
+    pointer = read_latest(checkpoints)
     if pointer is None:
         return highest[0]
 
@@ -307,7 +307,7 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
             newest = checkpoints / pointer.name, manifest
 
     if pointer.digest is not None or newest[0] != highest[0]:
-        check(pointer, *newest, trust)
+        check_latest(pointer, *newest, trust)
     return newest[0]
 
 
@@ -358,7 +358,7 @@ def passed_over(newest: Path) -> list[str]:
     """
     above = takewhile(lambda path: path != newest, _steps(newest.parent))
     flaws = [why for why in map(_flaw, above) if why]
-    pointer = read(newest.parent)
+    pointer = read_latest(newest.parent)
     if pointer is not None and not (newest.parent / pointer.name).is_dir():
         flaws.append(f"{newest.parent / LATEST} names {pointer.name}, which does not exist")
     return flaws
@@ -458,7 +458,7 @@ def _steps(checkpoints: Path) -> list[Path]:
 
 def _pointed(checkpoints: Path) -> Path | None:
     """Returns the checkpoint that was committed last, without verifying a MAC."""
-    pointer = read(checkpoints)
+    pointer = read_latest(checkpoints)
     if pointer is not None and complete(checkpoints / pointer.name):
         return checkpoints / pointer.name
     return next(filter(complete, _steps(checkpoints)), None)

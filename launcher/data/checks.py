@@ -32,9 +32,9 @@ def check(settings: Data) -> list[Problem]:
         case Tokens():
             return _check_tokens(settings)
         case Chat():
-            from launcher.data.chat.checks import check_chat
+            from launcher.data.chat.checks import check_first_rows
 
-            return check_chat(settings)
+            return check_first_rows(settings)
         case _:
             return []
 

@@ -14,8 +14,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
+from launcher.process_pool import Interpreter
 from launcher.untrusted.bounded import limit_memory, limit_processor_time, silence_native_code
-from launcher.workers import Interpreter
 
 ENVIRON = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 PATIENCE = 30

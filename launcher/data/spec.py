@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launcher.data.check_model_tokenizer import check_tokenizer
 from launcher.data.cifar10_fallback import resolve
-from launcher.data.model_tokenizer import check_tokenizer
 from launcher.errors import Problem
 from launcher.job.schema.components import Data, Model
 from launcher.job.schema.data import (

@@ -15,7 +15,7 @@ from launcher.data.text_files import split, where
 from launcher.errors import Problem
 from launcher.job.schema.data import Text
 from launcher.untrusted.files import irregular, opened
-from launcher.untrusted.hub import download_hint
+from launcher.untrusted.hub_name_hint import download_hint
 
 LONGEST = 1 << 30  # the most bytes of a text that is read into memory; its tokens take four times as many
 _PIECE = 1 << 16

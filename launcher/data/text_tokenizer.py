@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from launcher.data import bounded_tokenizer
 from launcher.data.bounded_tokenizer import LONGEST, native_errors
 from launcher.untrusted.files import read_bytes
-from launcher.untrusted.hub import download_hint
+from launcher.untrusted.hub_name_hint import download_hint
 
 TOKENIZER = "tokenizer.json"
 """The name of a tokenizer's file in Hugging Face folders."""

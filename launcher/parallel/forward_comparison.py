@@ -22,7 +22,7 @@ from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.parallel.trace.clock_and_host_reads import streams_kept
 from launcher.parallel.trace.code_between_modules import RUNNING, follow
 from launcher.parallel.trace.mixing_samples import numbers_if_too_large
-from launcher.parallel.trace.run_on_values import in_memory, stand_ins
+from launcher.parallel.trace.run_on_values import in_memory, trial_inputs
 from launcher.parallel.trace.sample_values import trying
 from launcher.plan.values.recomputed_module import Recomputed
 
@@ -127,7 +127,7 @@ def _results(model: nn.Module, inputs: Sequence[Tensor], steps: int, change: Cha
         real = in_memory(model).double()
         run = change(real)
         for step in range(steps):
-            xs = [x.double() if x.is_floating_point() else x for x in stand_ins(_samples(inputs), 0)]
+            xs = [x.double() if x.is_floating_point() else x for x in trial_inputs(_samples(inputs), 0)]
             made = [t for t in tree_leaves(run(*xs)) if isinstance(t, Tensor)]
             after = f" of step {step + 1}" if step else ""
             out |= {f"output {n}{after}": t.detach().clone() for n, t in enumerate(made)}

@@ -29,9 +29,9 @@ from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.cut_model import CutModel
 from launcher.plan.drill import DrillFault
 from launcher.plan.memory import fits_cluster
-from launcher.plan.memory.memory import Memory, memory
 from launcher.plan.memory.optimizer_state import StateSize
 from launcher.plan.memory.rank_loads import RankLoad, rank_loads
+from launcher.plan.memory.rank_memory import Memory, memory
 from launcher.plan.refusals import evaluation, optimizer, random_draws
 from launcher.plan.refusals import model as model_refusals
 from launcher.plan.schedule import schedules

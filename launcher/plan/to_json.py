@@ -9,7 +9,7 @@ from typing import Any
 from launcher.optional import matrices
 from launcher.plan.cut.stages import BoundaryTensor
 from launcher.plan.cut.tensor_placement import Placed
-from launcher.plan.memory.memory import Memory
+from launcher.plan.memory.rank_memory import Memory
 from launcher.plan.plan import VERSION, Estimate, Plan
 from launcher.plan.schedule.simulate import Timeline
 from launcher.plan.sizes import Sizes

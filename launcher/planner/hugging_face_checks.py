@@ -20,8 +20,8 @@ from launcher.checkpoint.foreign.hugging_face import (
     read_hf,
     unknown,
 )
+from launcher.checkpoint.foreign.import_checkpoint import unequal_ties
 from launcher.checkpoint.foreign.mismatches import few
-from launcher.checkpoint.foreign.read import unequal_ties
 from launcher.checkpoint.full_tensors import Blobs, RenamedTensors
 from launcher.checkpoint.layout.derive_strategy import strategy_to_load
 from launcher.checkpoint.layout.strategy import Strategy
@@ -38,7 +38,7 @@ from launcher.plan.values.precision import COMPUTE, DTYPE
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import bytes_text, many
 from launcher.untrusted.files import read_json
-from launcher.untrusted.hub import download_hint
+from launcher.untrusted.hub_name_hint import download_hint
 
 KEY, WEIGHTS = "model.path", "model.weights"
 NEW = "model.weights=false"

@@ -48,7 +48,7 @@ from launcher.planner import (
     user_classes,
 )
 from launcher.planner.loaded_param_layouts import check_stored_layouts, with_threshold
-from launcher.planner.recompute_auto import drawn_graph, solved
+from launcher.planner.recompute_trial_plans import drawn_graph, solved
 from launcher.planner.request_files import inlined
 from launcher.planner.trace_model import (
     ModelRead,
@@ -214,7 +214,7 @@ def plan_checked(checked: CheckedRequest, traces: Traces | None = None) -> Plan:
     from launcher.parallel.model_state.module_globals import put_back
 
     with without_dynamo(), put_back(user_classes.files(job)), device_kernels.counted(job, request.sizes):
-        made = _made(resolved, request, traces)
+        made = _decide_recompute_and_engine(resolved, request, traces)
     check_stored_layouts(job, made)
     refuse([*_target_problems(job, made), *hugging_face_checks.misfits(job, made)])
     return replace(made, notes=(*made.notes, *noted)) if noted else made
@@ -229,18 +229,18 @@ def _backend(job: Job) -> list[Problem]:
     return list(compile.unknown_backend(job, backends()))
 
 
-def _made(resolved: Resolved, request: StageRequest, traces: Traces | None) -> Plan:
+def _decide_recompute_and_engine(resolved: Resolved, request: StageRequest, traces: Traces | None) -> Plan:
     """The plan: decides what is recomputed, and uses device matrices if operators do not fit one tp axis."""
     if recompute_auto.is_requested(resolved.job):
         once = traces or Traces(own=False)
 
         def planned(job: Job, like: dict[str, int] | None = None) -> Plan:
             changed = resolved.with_job(job)
-            return _cut(changed, replace(_ask(changed), like=like), once)
+            return _read_and_cut(changed, replace(_ask(changed), like=like), once)
 
         return solved(resolved.job, planned)
     try:
-        return _cut(resolved, request, traces)
+        return _read_and_cut(resolved, request, traces)
     except RequestError as error:
         made = _over_slices(resolved, request.sizes.engine, error)
         if made is None:
@@ -255,24 +255,26 @@ def _over_slices(resolved: Resolved, engine: EngineChoice, error: RequestError) 
         return None
     other = replace(resolved, engine=slices)
     try:
-        made = _cut(other, _ask(other))
+        made = _read_and_cut(other, _ask(other))
     except RequestError:
         return None
     text = f"uses device matrices, because the strategies do not fit one tp axis: {error.problems[0].text}"
     return replace(made, notes=(*made.notes, Note(device_matrix.OPERATORS, text)))
 
 
-def _cut(resolved: Resolved, request: StageRequest, traces: Traces | None = None) -> Plan:
+def _read_and_cut(resolved: Resolved, request: StageRequest, traces: Traces | None = None) -> Plan:
     """The plan; stacks of blocks that cannot be cut stay on one stage each."""
     from launcher.parallel.model_state.module_globals import files_of, put_back
 
     reading = read if traces is None else traces.read
     model = reading(resolved.job, builder(resolved.job))
     with put_back(files_of(model.module)):  # the model's attributes may be functions of further files
-        return _cut_model(resolved, request, model, traces)
+        return _cut_at_leaves_or_stacks(resolved, request, model, traces)
 
 
-def _cut_model(resolved: Resolved, request: StageRequest, model: ModelRead, traces: Traces | None) -> Plan:
+def _cut_at_leaves_or_stacks(
+    resolved: Resolved, request: StageRequest, model: ModelRead, traces: Traces | None
+) -> Plan:
     reading = read if traces is None else traces.read
     refuse([*user_classes.document_problems(resolved.job, model)])
     resolved = with_threshold(resolved, model.skeleton, request.sizes.grid)
@@ -282,14 +284,14 @@ def _cut_model(resolved: Resolved, request: StageRequest, model: ModelRead, trac
     fine, kept = _undivided(job, request, model.skeleton, leaves(request, model.skeleton))
     more += kept
     try:
-        return _planned(resolved, request, model, fine, traits=traits, more=more, traces=traces)
+        return _trace_and_plan(resolved, request, model, fine, traits=traits, more=more, traces=traces)
     except RequestError as error:
         coarse, _ = _undivided(job, request, model.skeleton, leaves(request, model.skeleton, stacks=False))
         if coarse == fine:
             raise
         more = [*more, _uncut_note(coarse or (), fine or (), error.problems[0])]
         again = reading(job, builder(job))
-        return _planned(resolved, request, again, coarse, traits=traits, more=more, traces=traces)
+        return _trace_and_plan(resolved, request, again, coarse, traits=traits, more=more, traces=traces)
 
 
 def _undivided(
@@ -412,7 +414,7 @@ def _shallow(
     return _followed(job, request, model, uncut, specs)
 
 
-def _planned(
+def _trace_and_plan(
     resolved: Resolved,
     request: StageRequest,
     model: ModelRead,

@@ -312,7 +312,7 @@ def follow(
     # trace one forward of each piece
     split = job.parallel.pipeline.seq_split
     lengths = sequence.cut(model, leaves, specs, count, split=split, step=grain(out, tp))
-    out = propagate.in_pieces(bare, out, tp, specs, lengths=lengths)
+    out = propagate.flow_of_chunks(bare, out, tp, specs, lengths=lengths)
     forward = _settled(out, recomputed, graph, skeleton, not_repeated)
     return replace(forward, pieces=sequence.graphs(model, leaves, specs, graph, lengths=lengths))
 

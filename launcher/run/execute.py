@@ -22,7 +22,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.settings.encryption import trust
 from launcher.plan.step_order import Phase
 from launcher.plan.verbs import starts, verb
-from launcher.run import resume, status
+from launcher.run import resume, status_record
 from launcher.run.launch import Start
 from launcher.run.page_and_loggers import Viewers, viewers
 from launcher.runtime import gc_thresholds
@@ -65,7 +65,7 @@ class Run:
     trial: bool = False
 
 
-def run_phases(run: Run, remaining: Sequence[Phase], record: status.RunStatus) -> None:
+def run_phases(run: Run, remaining: Sequence[Phase], record: status_record.RunStatus) -> None:
     """Runs the phases that are ``remaining``, and records each when it is done.
 
     Raises ``RunError`` if one fails, ``Interrupted`` if the run was told to stop.
@@ -169,13 +169,13 @@ def _on_ranks(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
         return _tried(run, todo, hear) if run.trial else _external(run, todo, hear)
     if run.start.mode == "inproc":
         gc_thresholds.as_usual()
-        return _inproc(run, partial(rank_entry_points.work, todo=todo), hear)
+        return _inproc(run, partial(rank_entry_points.run_rank_steps, todo=todo), hear)
 
     from launcher.runtime.processes.start_and_restart import run_ranks
 
     launch = run.job.launch
     done = run_ranks(
-        partial(rank_entry_points.work, todo=todo),
+        partial(rank_entry_points.run_rank_steps, todo=todo),
         run.plan.sizes.grid.size,
         device=run.start.device,
         backend=run.start.backend,
@@ -280,7 +280,7 @@ def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
     import torch.distributed as dist
     from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-    from launcher.runtime.cluster.world import World, backend_of, connect, never, place
+    from launcher.runtime.cluster.world import World, backend_of, connect, no_stop_signal, place
     from launcher.runtime.signals import heard
 
     # a world of one rank
@@ -298,7 +298,7 @@ def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
 
     with (
         _logged(log_file(run.folder, 0)),
-        heard() if launch.signal_save else nullcontext(never) as stop_signal,
+        heard() if launch.signal_save else nullcontext(no_stop_signal) as stop_signal,
     ):
         try:
             with connect(world, HashStore(), launch.timeout_s, launch.threads, folder=run.folder):

@@ -14,8 +14,8 @@ from launcher.optional import lacking, metric_loggers
 from launcher.plan.plan import Plan
 from launcher.plan.values.note import Note
 from launcher.plan.verbs import output, verb, writes
-from launcher.run import launch, process_limits, resume, status, submit_to_cluster, write_layout_files
-from launcher.run.settle import Settled, home
+from launcher.run import launch, process_limits, resume, status_record, submit_to_cluster, write_layout_files
+from launcher.run.ranks_and_resume import Settled, run_location
 from launcher.runtime import run_folder
 from launcher.steps import module
 from launcher.steps.file_checks import FileChecks
@@ -24,7 +24,7 @@ from launcher.steps.file_checks import FileChecks
 def before_plan(run: Settled) -> list[Problem]:
     """Problems of a request besides its settings that can be found without a plan."""
     job = run.job
-    key, where = home(job)
+    key, where = run_location(job)
     writable = run_folder.check_writable(where, key)
     return [
         *([writable] if writable else []),
@@ -51,7 +51,7 @@ def _of_others(run: Settled) -> list[Problem]:
     if run.job.debug.drill is None or run.job.run_dir is None:
         return []
     at = Path(run.job.run_dir)
-    if not any((at / "checkpoints").glob("step-*")) or status.config_of(at) == run.config:
+    if not any((at / "checkpoints").glob("step-*")) or status_record.config_of(at) == run.config:
         return []
     text = f"{at}: contains checkpoints of another training, which a drill may damage; use a new folder"
     return [Problem("run_dir", text, "run_dir=null")]

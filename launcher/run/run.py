@@ -35,11 +35,11 @@ from launcher.run import (
     preflight,
     resume,
     stand_in_tokens,
-    status,
+    status_record,
     submit_to_cluster,
     write_layout_files,
 )
-from launcher.run.settle import Chosen, Settled, home, open_ended, settle
+from launcher.run.ranks_and_resume import Chosen, Settled, open_ended, run_location, settle
 from launcher.runtime import console_log, log, run_folder
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.processes.fork_server import prepare_server, serving
@@ -322,7 +322,7 @@ def _opened(settled: Settled, others: FollowerRanks | None) -> Iterator[Path]:
     job = settled.job
     if others is not None:
         others.gather(job.launch.timeout_s)
-        key, where = home(job)
+        key, where = run_location(job)
         others.share(where, key)
     folder = (
         run_folder.make(Path(job.runs), job.name)
@@ -335,16 +335,18 @@ def _opened(settled: Settled, others: FollowerRanks | None) -> Iterator[Path]:
         yield folder
 
 
-def _reopen(settled: Settled, folder: Path) -> closing[status.RunStatus]:
+def _reopen(settled: Settled, folder: Path) -> closing[status_record.RunStatus]:
     """The status of the run; it continues after the steps that earlier starts have done."""
-    return closing(status.reopen(folder, settled.overrides, settled.config, anew=settled.anew))
+    return closing(status_record.reopen(folder, settled.overrides, settled.config, anew=settled.anew))
 
 
-def _describe(ready: Prepared, command: Sequence[str], record: status.RunStatus) -> None:
+def _describe(ready: Prepared, command: Sequence[str], record: status_record.RunStatus) -> None:
     """Writes the files of the run folder that describe the run: plan, request, command, versions."""
     assert ready.plan is not None
-    status.write_start_files(record.run, ready.plan, command, ready.settled.config, anew=not record.steps)
-    status.write_versions(record.run, ready.settled.job, record.before)
+    status_record.write_start_files(
+        record.run, ready.plan, command, ready.settled.config, anew=not record.steps
+    )
+    status_record.write_versions(record.run, ready.settled.job, record.before)
 
 
 def _submit(ready: Prepared, command: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -358,7 +360,7 @@ def _submit(ready: Prepared, command: Sequence[str], folder: Path) -> dict[str, 
     return {}
 
 
-def _remaining_phases(ready: Prepared, record: status.RunStatus) -> list[Phase]:
+def _remaining_phases(ready: Prepared, record: status_record.RunStatus) -> list[Phase]:
     """The phases that earlier starts have not done; says so if there are none."""
     assert ready.plan is not None
     remaining = [phase for phase in ready.plan.phases if not set(phase.steps) <= set(record.steps)]
@@ -374,7 +376,7 @@ def _remaining_phases(ready: Prepared, record: status.RunStatus) -> list[Phase]:
 def _carry_out(
     ready: Prepared,
     remaining: Sequence[Phase],
-    record: status.RunStatus,
+    record: status_record.RunStatus,
     *,
     command: Sequence[str],
     others: FollowerRanks | None,
@@ -417,7 +419,7 @@ def _carry_out(
     _end(record)
 
 
-def _end(record: status.RunStatus) -> None:
+def _end(record: status_record.RunStatus) -> None:
     """Says that the run is done, and what has gone wrong without ending it."""
     record.say("done")
     unsaved = record.results.get("unsaved")

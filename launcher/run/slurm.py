@@ -84,7 +84,7 @@ LEAST, TIMES = 30, 2
 """The minimum in seconds, and the factor on the measured step and save: later ones may take longer."""
 
 
-def resolved(slurm: Slurm, runs: Sequence[Path]) -> tuple[Slurm, Note | None]:
+def with_signal_s(slurm: Slurm, runs: Sequence[Path]) -> tuple[Slurm, Note | None]:
     """Sets ``signal_s`` from the times of steps and saves in ``runs``, if there are any."""
     if slurm.signal_s is not None:
         return slurm, None
@@ -134,7 +134,7 @@ def problems(job: Job, outer: int | None) -> list[Problem]:
         return problems
     problems = [*cluster_problems(slurm), *problems]
     seconds = None if slurm.time is None else time_s(slurm.time)
-    before = resolved(slurm, _run(job))[0].signal_s or 0
+    before = with_signal_s(slurm, _run(job))[0].signal_s or 0
     if seconds is not None and seconds <= before + EARLY_S:
         text = f"{slurm.time}: ranks would be told to save right after the start: {KEY}.signal_s is"
         text += f" {before} s before the end, and Slurm may send the signal {EARLY_S} s earlier"
@@ -153,7 +153,7 @@ def submit(job: Job, plan: Plan, run: Path) -> str:
     Returns the job number, or "" if the job is only written. Raises ``RunError``.
     """
     assert job.launch.slurm is not None
-    slurm, note = resolved(job.launch.slurm, (run,))
+    slurm, note = with_signal_s(job.launch.slurm, (run,))
     if note is not None:
         say(str(note))
     from launcher.runtime.cluster.messages import private_file  # imports torch

@@ -5,12 +5,12 @@ from __future__ import annotations
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Broadcast
 from launcher.plan.values.text import bytes_text, many
-from launcher.runtime.training import state
+from launcher.runtime.training import checkpoint_tensors
 from launcher.runtime.training.session import Session
 
 
 def run_on_ranks(step: Broadcast, session: Session, job: Job) -> str:
-    sent = state.broadcast(session)
+    sent = checkpoint_tensors.broadcast(session)
     if not sent.collectives:
         return "no shard has replicas"
     return (

@@ -33,11 +33,19 @@ from launcher.planner.plan_job import builder, plan_like
 from launcher.runtime.cluster.messages import broadcast, gather, gather_tensors
 from launcher.runtime.cluster.world import World
 from launcher.runtime.device import forked_streams
-from launcher.runtime.training import loop, save, state
+from launcher.runtime.training import checkpoint_tensors, loop, save
 from launcher.runtime.training.batches import Feed, Indices
 from launcher.runtime.training.session import Session
 from launcher.steps import train
-from launcher.steps.certification.compare import Certificate, Judge, Piece, as_json, gathered, pieces, verdict
+from launcher.steps.certification.compare import (
+    Certificate,
+    Judge,
+    Piece,
+    as_json,
+    full_tensors_on_rank_0,
+    pieces,
+    verdict,
+)
 from launcher.steps.certification.oracle.equal_draws import EqualDraws
 from launcher.steps.certification.oracle.samples import First, Narrow, ReferenceSamples, held_out
 from launcher.steps.certification.process_states import ProcessStates
@@ -147,7 +155,7 @@ def _compare(s: Setup, steps: int) -> None:
     """Runs the steps; stops early if weights are wrong at step 0, or if a step is not finite."""
     live, judge = _live(s), s.judge
     processes = ProcessStates(s.names)
-    start, others = gathered(s.plan, pieces(live.model, weights=True)), _others(live)
+    start, others = full_tensors_on_rank_0(s.plan, pieces(live.model, weights=True)), _others(live)
     if judge and start:
         judge.start(start, others, _constructed(s), processes)
     if not _agreed(judge is None or judge.agrees):
@@ -263,8 +271,9 @@ def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = N
     hook.remove()
 
     # compare with one process
-    grads, weights = gathered(s.plan, grad_pieces), gathered(s.plan, pieces(live.model, weights=True))
-    means = gathered(s.plan, _averages(live))
+    grads = full_tensors_on_rank_0(s.plan, grad_pieces)
+    weights = full_tensors_on_rank_0(s.plan, pieces(live.model, weights=True))
+    means = full_tensors_on_rank_0(s.plan, _averages(live))
     if judge is None or grads is None or weights is None or means is None:
         return 0.0
     row = next((r for r in rows if "loss" in r), {})
@@ -330,8 +339,8 @@ def _again(live: Session, s: Setup) -> Session:
     del live
     new = _live(s)
     new.scaling.factor = factor
-    state.load(new, saved)
-    got = gathered(s.plan, pieces(new.model, weights=True))
+    checkpoint_tensors.load(new, saved)
+    got = full_tensors_on_rank_0(s.plan, pieces(new.model, weights=True))
     if s.judge and got:
         s.judge.loaded(got, _exported(saved, s.folder / EXPORTED, new))
     return new

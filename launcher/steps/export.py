@@ -369,7 +369,7 @@ def _check_rounding(trained: Mapping[str, Tensor], there: Mapping[str, Tensor]) 
 
 def _trained(step: Export, run: RunFiles) -> dict[str, Tensor]:
     """The tensors of the checkpoint that is exported."""
-    from launcher.runtime.training.state import unpacked
+    from launcher.runtime.training.checkpoint_tensors import unpacked
 
     src = source(step, run)
     checkpoint = open_checkpoint(src, run.trust)
@@ -496,7 +496,7 @@ def _one(there: dict[str, Tensor], parts: Pieces, shape: tuple[int, ...]) -> Ten
 
 def _with_base(run: RunFiles, adapters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The written adapters together with the base weights of their checkpoint."""
-    from launcher.runtime.training.state import unpacked
+    from launcher.runtime.training.checkpoint_tensors import unpacked
 
     checkpoint = open_checkpoint(source(_step(run), run), run.trust)
     blobs = read_rank(checkpoint, single(checkpoint.strategy), 0, kinds=("param", "buffer"))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from launcher.checkpoint.cast import Cast, differing, exact
 from launcher.checkpoint.foreign import mismatches
+from launcher.checkpoint.foreign.import_checkpoint import form_of, import_tensors, outline, read_incoming
 from launcher.checkpoint.foreign.names import renamed, to_ours
-from launcher.checkpoint.foreign.read import form_of, import_tensors, outline, read_incoming
 from launcher.checkpoint.foreign.recognize_strategy import open_strategy
 from launcher.checkpoint.full_tensors import FullTensors, RenamedTensors
 from launcher.checkpoint.layout.derive_strategy import strategy_of_plan

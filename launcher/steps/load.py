@@ -10,7 +10,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Load
 from launcher.plan.values.text import bytes_text
 from launcher.plan.verbs import reads_best
-from launcher.runtime.training import save, state
+from launcher.runtime.training import checkpoint_tensors, save
 from launcher.runtime.training.session import Session
 from launcher.steps.file_checks import best
 
@@ -24,7 +24,7 @@ def run_on_ranks(step: Load, session: Session, job: Job) -> str:
     assert path is not None, "the planner requires a save before a load without a path"
 
     session.passed = max(session.passed, session.step)
-    state.load(session, path, broadcast=step.broadcast)
+    checkpoint_tensors.load(session, path, broadcast=step.broadcast)
 
     read, kept = (bytes_text(int(session.results[f"load_bytes_{kind}"])) for kind in ("read", "held"))
     spared = "; the rest was broadcast, all digests agree" if step.broadcast else ""

@@ -15,13 +15,13 @@ from launcher.optional import drill
 from launcher.parallel.fsdp.shard import warm_up
 from launcher.plan.verbs import loads
 from launcher.runtime.cluster.world import World, deterministic
-from launcher.runtime.training import save, state
+from launcher.runtime.training import checkpoint_tensors, save
 from launcher.runtime.training.monitored_metrics import forget_absent
 from launcher.runtime.training.session import Session
 from launcher.steps import module
 from launcher.steps.model import build_session, out_of_memory
-from launcher.steps.model.emergency_save import rescued
 from launcher.steps.model.newest_checkpoint import newest_undamaged
+from launcher.steps.model.save_on_stop import rescued
 from launcher.steps.model.shared_construction import SharedMetaModels
 from launcher.steps.sent_to_ranks import RankSteps
 
@@ -38,20 +38,20 @@ def shared(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
         drawn.add(todo.job, todo.plan)
     if todo.plan.hsdp is not None:
         warm_up()
-    return partial(work, todo=todo, drawn=drawn)
+    return partial(run_rank_steps, todo=todo, drawn=drawn)
 
 
-def work(world: World, todo: RankSteps, drawn: SharedMetaModels | None = None) -> dict[str, Any]:
+def run_rank_steps(world: World, todo: RankSteps, drawn: SharedMetaModels | None = None) -> dict[str, Any]:
     """Runs the steps, and after a drill repeats the training undisturbed. Returns the results of the steps.
 
     ``drawn``: meta models constructed before the fork; without them each rank constructs its own.
     """
     drawn = drawn or SharedMetaModels()
-    figures = _work(world, todo, drawn)
+    figures = _build_and_run_steps(world, todo, drawn)
     if todo.undisturbed is not None:
         if world.rank == 0:
             world.send({"text": "drill: repeating the training without the fault"})
-        _work(replace(world, send=_unheard), todo.undisturbed, drawn)
+        _build_and_run_steps(replace(world, send=_unheard), todo.undisturbed, drawn)
     return figures
 
 
@@ -59,7 +59,7 @@ def _unheard(_: object) -> None:
     """Drops what the undisturbed training reports: the run's metrics are those of the drill."""
 
 
-def _work(world: World, todo: RankSteps, drawn: SharedMetaModels) -> dict[str, Any]:
+def _build_and_run_steps(world: World, todo: RankSteps, drawn: SharedMetaModels) -> dict[str, Any]:
     """Builds the model, resumes from a checkpoint if there is one, and runs the steps."""
     if todo.job.deterministic:
         deterministic()
@@ -98,7 +98,7 @@ def _session(world: World, todo: RankSteps, drawn: SharedMetaModels) -> Session:
     if todo.drill is not None:
         live.drill = drill.RankDrill(todo.drill, world, todo.folder, live.trust)
     if resume is not None:
-        saved = state.load(live, resume)
+        saved = checkpoint_tensors.load(live, resume)
         live.results |= saved.get("results", {})
         live.training = saved.get(TRAINING)
         live.resumed = True
@@ -107,7 +107,7 @@ def _session(world: World, todo: RankSteps, drawn: SharedMetaModels) -> Session:
             done, doubt = f"{live.step} of {todo.plan.sizes.steps} steps", unvouched(resume, live.trust)
             live.emit({"text": f"resuming from {resume.name}, after {done}{doubt}"})
     elif isinstance(todo.job.model, HuggingFace) and todo.job.model.weights:
-        build_session.read(live, todo.job.model)
+        build_session.load_hf_weights(live, todo.job.model)
     live.on_stop = partial(rescued, live, todo.job, live.step)
     return live
 

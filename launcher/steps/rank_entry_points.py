@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from launcher.steps.sent_to_ranks import RankSteps
 
 
-def work(world: World, todo: RankSteps) -> dict[str, Any]:
-    """``on_ranks.work``, imported when it is called."""
+def run_rank_steps(world: World, todo: RankSteps) -> dict[str, Any]:
+    """``on_ranks.run_rank_steps``, imported when it is called."""
     from launcher.steps import on_ranks
 
-    return on_ranks.work(world, todo)
+    return on_ranks.run_rank_steps(world, todo)
 
 
 def shared(todo: RankSteps) -> Callable[[World], dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from launcher.checkpoint.foreign.import_checkpoint import aimed, is_foreign, to_checkpoint
 from launcher.checkpoint.foreign.one_file_per_rank import (
     RankFormat,
     check_free_for_ranks,
@@ -12,7 +13,6 @@ from launcher.checkpoint.foreign.one_file_per_rank import (
     to_rank_files,
     writer,
 )
-from launcher.checkpoint.foreign.read import aimed, is_foreign, to_checkpoint
 from launcher.checkpoint.foreign.recognize_strategy import open_strategy
 from launcher.checkpoint.layout.derive_strategy import (
     strategy_of_plan,

@@ -22,7 +22,7 @@ from launcher.plan.cut.tensor_placement import full_precision_names
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import inputs
 from launcher.runtime.cluster.world import World, deterministic
-from launcher.runtime.training import loop, save, state
+from launcher.runtime.training import checkpoint_tensors, loop, save
 from launcher.runtime.training.pipeline import PipelineRuntime
 from launcher.runtime.training.session import Session
 from launcher.steps.certification.compare import pieces
@@ -82,7 +82,7 @@ def _session(world: World, j: Job, plan: Plan, folder: Path) -> Session:
 
 
 def _weights(s: Session) -> dict[str, Tensor]:
-    return {n: t.detach().cpu().clone() for n, t in state.tensors(s, state.states(s)).items()}
+    return {n: t.detach().cpu().clone() for n, t in checkpoint_tensors.tensors(s, checkpoint_tensors.states(s)).items()}
 
 
 def _train(s: Session, steps: int) -> list[float]:
@@ -138,7 +138,7 @@ def saved_and_loaded(world: World, j: Job, plan: Plan, folder: Path, beside: boo
     pinned = set() if s.saver is None else {t.is_pinned() for t in s.saver._host.values() if t.dim()}
 
     other = _session(world, j, plan, folder)
-    state.load(other, folder / "checkpoints" / "step-000003")
+    checkpoint_tensors.load(other, folder / "checkpoints" / "step-000003")
     return Saved(before, after, _train(other, 3), pinned)
 
 
@@ -151,7 +151,7 @@ def two_saves_of_one_moment(world: World, j: Job, plan: Plan, folder: Path) -> l
     _train(s, 2)
     save.finish(s)
     other = _session(world, j, plan, folder)
-    state.load(other, folder / "checkpoints" / "step-000002")
+    checkpoint_tensors.load(other, folder / "checkpoints" / "step-000002")
     found = _weights(other)
     assert found.keys() == want.keys()
     return [n for n, t in want.items() if not torch.equal(t, found[n])]

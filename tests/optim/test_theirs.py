@@ -20,7 +20,7 @@ from launcher.optim.schedule import factor
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.runtime.training import loop, save, state
+from launcher.runtime.training import checkpoint_tensors, loop, save
 from launcher.runtime.training.session import Session
 from launcher.steps.certification.compare import Piece, error, pieces
 from launcher.steps.model import build_session
@@ -111,7 +111,7 @@ def trained(world: World, cells: dict[Any, tuple[Job, Plan]], folder: Path) -> d
         found = [advance(straight, j, STEPS)]
         for before in dict.fromkeys((layout, "one")):
             again = build_session.build(world, j, plan, home, drawn=DRAWN)
-            state.load(again, folder / name / before / "checkpoints" / f"step-{STOP:06d}")
+            checkpoint_tensors.load(again, folder / name / before / "checkpoints" / f"step-{STOP:06d}")
             assert again.step == STOP
             found.append(advance(again, j, STEPS))
         out[name, layout] = found

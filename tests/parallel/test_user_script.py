@@ -14,7 +14,7 @@ from launcher.parallel import parallelize, sync_pipeline_shared_parameters
 from launcher.planner.plan_job import builder
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.pipeline import PipelineRuntime
-from launcher.steps.certification.compare import gathered, pieces
+from launcher.steps.certification.compare import full_tensors_on_rank_0, pieces
 from tests.parallel.laid_out import SHARDED, TIED, Around, plans, spoil
 from tests.parity import alone, batch, error, place
 from tests.ranks import on_ranks
@@ -27,13 +27,13 @@ def test_a_model_laid_out_by_hand_trains_the_gradients_of_one_process(given: str
     def work(world: World) -> Any:
         torch.manual_seed(3)  # a module brings its own numbers, equal on all ranks
         net = parallelize(builder(asked) if given == "a function" else double(builder(asked)()), plan)
-        before = gathered(plan, pieces(net.live, weights=True))
+        before = full_tensors_on_rank_0(plan, pieces(net.live, weights=True))
         xs, y = batch(asked, plan)
         mine = slice(place(plan, net.live.meshes) * plan.sizes.local_batch, None)
         n = plan.sizes.local_batch
         pipe = PipelineRuntime(net.live, plan.inputs, ClassLoss(), torch.device("cpu"))
         pipe.step(tuple(x[mine][:n] for x in xs), y[mine][:n])
-        return before, gathered(plan, pieces(net.live))
+        return before, full_tensors_on_rank_0(plan, pieces(net.live))
 
     before, grads = on_ranks(plan.sizes.grid.size, work)[0]
     if given == "a function":
@@ -62,9 +62,9 @@ def test_copies_on_all_stages_are_equal_after_sync_whatever_they_held(around: bo
     def work(world: World) -> Any:
         net = parallelize(builder(asked), plan)
         spoil(net, world.rank // 4 * 10)  # equal on replicas, different between stages
-        before = gathered(plan, pieces(net.live, weights=True))
+        before = full_tensors_on_rank_0(plan, pieces(net.live, weights=True))
         sync_pipeline_shared_parameters(Around(net) if around else net)
-        return before, gathered(plan, pieces(net.live, weights=True))
+        return before, full_tensors_on_rank_0(plan, pieces(net.live, weights=True))
 
     before, after = on_ranks(plan.sizes.grid.size, work)[0]
     assert {c.split(":")[0] for c in before.complaints} == {"embed.weight"}

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from launcher.checkpoint.foreign.read import form_of
+from launcher.checkpoint.foreign.import_checkpoint import form_of
 from launcher.checkpoint.layout.derive_strategy import strategy_of_plan
 from launcher.checkpoint.tensorfile.safetensors import sliced, write_stream
 from launcher.errors import RequestError
@@ -23,7 +23,7 @@ from launcher.optional import install_command
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.planner import hugging_face_checks, router_losses, trace_model
 from launcher.planner.plan_job import plan_job
-from launcher.untrusted.hub import download_hint
+from launcher.untrusted.hub_name_hint import download_hint
 
 NAME = "name a folder that save_pretrained of transformers has written"
 

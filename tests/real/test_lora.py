@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from launcher.__main__ import main
 from launcher.checkpoint.layout.strategy import single
 from launcher.checkpoint.read import open_checkpoint, read_rank
-from launcher.runtime.training.state import unpacked
+from launcher.runtime.training.checkpoint_tensors import unpacked
 
 MISSING = [name for name in ("transformers", "peft") if find_spec(name) is None]
 pytestmark = pytest.mark.skipif(

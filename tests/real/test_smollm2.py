@@ -20,7 +20,7 @@ from launcher.data.open import open_data
 from launcher.job.compose import compose
 from launcher.objective.losses import cross_entropy
 from launcher.planner.plan_job import plan_job
-from launcher.runtime.training import state
+from launcher.runtime.training import checkpoint_tensors
 from launcher.steps.model import build_session
 from tests.ranks import on_ranks
 
@@ -76,7 +76,7 @@ def on_four_ranks(words: list[str], checkpoint: Path, tokens: torch.Tensor) -> t
 
     def predict(world: Any) -> None:
         live = build_session.build(world, job, plan, checkpoint.parent)
-        state.load(live, checkpoint)
+        checkpoint_tensors.load(live, checkpoint)
         got = live.pipeline.predict([tokens])
         if world.rank == world.size - 1:
             assert got is not None

@@ -10,7 +10,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from launcher.run.status import RunStatus
+from launcher.run.status_record import RunStatus
 
 
 def this_rank() -> str:

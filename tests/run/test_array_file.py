@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.job.schema.launch import Slurm
-from launcher.run.slurm import resolved
+from launcher.run.slurm import with_signal_s
 from launcher.run.slurm_files import ManyRuns, RankLayout, array_text
 
 ME = Path("/shared/me")
@@ -18,7 +18,7 @@ RUNS = tuple(ME / "runs/sweeps/0001" / name for name in ("0-1f1b", "1-gpipe", "2
 
 def many(slurm: Slurm, **more) -> str:
     known = {
-        "name": "sweep-0001", "runs": RUNS, "ranks": RankLayout(2, 4, gpus=True), "slurm": resolved(slurm, ())[0],
+        "name": "sweep-0001", "runs": RUNS, "ranks": RankLayout(2, 4, gpus=True), "slurm": with_signal_s(slurm, ())[0],
         "folder": ME / "runs/sweeps/0001", "started": ME, "python": ME / ".venv/bin/python",
         "secret": ME / "runs/sweeps/0001/.secret",
     }  # fmt: skip

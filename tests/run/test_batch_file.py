@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.job.compose import compose
-from launcher.run.slurm import resolved
+from launcher.run.slurm import with_signal_s
 from launcher.run.slurm_files import RankLayout, RunPaths, batch_text
 
 RUN = Path("/shared/me/runs/big/0001")
@@ -60,7 +60,7 @@ def written(*slurm: str, ranks: RankLayout = RankLayout(8, 8, gpus=True), at: Ru
     words = ["recipe=lm_single", "name=big", "launch=slurm", *(f"launch.slurm.{word}" for word in slurm)]
     asked = compose(words).job.launch.slurm
     assert asked is not None
-    return batch_text("big", resolved(asked, ())[0], ranks, at)
+    return batch_text("big", with_signal_s(asked, ())[0], ranks, at)
 
 
 def options(text: str) -> list[str]:

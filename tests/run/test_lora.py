@@ -14,7 +14,7 @@ from launcher.checkpoint.layout.strategy import single
 from launcher.checkpoint.read import open_checkpoint, read_rank
 from launcher.job.schema.models import LanguageModel, Lora
 from launcher.models.build import build_model
-from launcher.runtime.training.state import unpacked
+from launcher.runtime.training.checkpoint_tensors import unpacked
 from tests.run.launching import TINY, losses, metrics, run, shape, status, tensors
 
 MODULES = ("layers.*.attn.*", "layers.1.mlp.up")

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from launcher.__main__ import main
-from launcher.checkpoint.foreign import read
+from launcher.checkpoint.foreign import import_checkpoint
 from launcher.checkpoint.foreign.names import attempted
 from launcher.checkpoint.tensorfile import safetensors
 from launcher.errors import Problem
@@ -111,13 +111,13 @@ def test_a_long_list_is_shown_by_its_start_without_writing_all_of_it(monkeypatch
 def test_the_head_of_a_file_is_read_once_and_again_when_it_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, calls, read_hf = tmp_path / "a.safetensors", [], read.read_hf
-    monkeypatch.setattr(read, "read_hf", lambda *args: (calls.append(args), read_hf(*args))[1])
+    path, calls, read_hf = tmp_path / "a.safetensors", [], import_checkpoint.read_hf
+    monkeypatch.setattr(import_checkpoint, "read_hf", lambda *args: (calls.append(args), read_hf(*args))[1])
     save_file({"a": np.zeros(2, np.float32)}, path)
-    assert [*read.outline(path)] == [*read.outline(path)] == ["a"]
+    assert [*import_checkpoint.outline(path)] == [*import_checkpoint.outline(path)] == ["a"]
     assert len(calls) == 1
     save_file({"b": np.zeros(3, np.float32)}, path)
-    assert [*read.outline(path)] == ["b"]
+    assert [*import_checkpoint.outline(path)] == ["b"]
     assert len(calls) == 2
 
 
@@ -128,16 +128,16 @@ def test_the_head_of_a_file_is_read_without_its_tensors_and_without_a_layout(
     path = tmp_path / "a.safetensors"
     save_file({"a": np.zeros(2, np.float32), "b": np.zeros((2, 3), np.int8)}, path)
     for name in ("foreign", "Strategy"):
-        monkeypatch.setattr(read, name, None)
+        monkeypatch.setattr(import_checkpoint, name, None)
     monkeypatch.setattr("launcher.checkpoint.foreign.hugging_face.blob_at", None)
     specs = {"a": TensorSpec((2,), "float32"), "b": TensorSpec((2, 3), "int8")}
-    assert read.outline(path) == specs
-    assert read.outline(path) == foreign_specs(path, monkeypatch)
+    assert import_checkpoint.outline(path) == specs
+    assert import_checkpoint.outline(path) == foreign_specs(path, monkeypatch)
 
 
 def foreign_specs(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, TensorSpec]:
     monkeypatch.undo()
-    return dict(read.foreign(path).read_full().specs)
+    return dict(import_checkpoint.foreign(path).read_full().specs)
 
 
 def test_names_without_a_table_stay_as_the_empty_row_leaves_them() -> None:
@@ -154,6 +154,6 @@ def test_the_garbage_collector_does_not_search_the_names_that_are_read(
     path, parts, slot = tmp_path / "a.safetensors", [], safetensors._slot
     monkeypatch.setattr(safetensors, "_slot", lambda *args: (parts.append(gc.isenabled()), slot(*args))[1])
     save_file({"a": np.zeros(2, np.float32)}, path)
-    assert [*read.outline(path)] == ["a"]
+    assert [*import_checkpoint.outline(path)] == ["a"]
     assert parts == [False]
     assert gc.isenabled()

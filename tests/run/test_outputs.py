@@ -19,7 +19,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.settings.rank_groups import as_json
 from launcher.planner.plan_job import plan_job
 from launcher.run import write_layout_files
-from launcher.run.status import RunStatus, reopen
+from launcher.run.status_record import RunStatus, reopen
 from launcher.runtime.training.metrics_file import read
 from tests.run.launching import TINY, run, status
 from tests.tiers import some
@@ -54,7 +54,7 @@ def test_a_finished_run_holds_nothing_of_its_folder_open(tmp_path: Path, monkeyp
         records.append(reopen(*args, **more))
         return records[-1]
 
-    monkeypatch.setattr("launcher.run.status.reopen", keep)
+    monkeypatch.setattr("launcher.run.status_record.reopen", keep)
     run(tmp_path / "run", steps=1)
     opened = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if os.path.lexists(link)]
     assert records

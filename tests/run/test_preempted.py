@@ -13,7 +13,7 @@ import pytest
 from launcher.__main__ import main
 from launcher.parallel.grad_norm import Norm
 from launcher.run import execute
-from launcher.run import status as run_status
+from launcher.run import status_record as run_status
 from launcher.runtime.run_folder import read_status
 from launcher.runtime.training import save
 from launcher.runtime.training.pipeline import PipelineRuntime
@@ -115,7 +115,7 @@ def test_a_second_signal_stops_at_once(tmp_path, monkeypatch, capsys, caplog):
 
 def test_before_the_first_step_there_is_nothing_to_save(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
-    monkeypatch.setattr(on_ranks, "_work", asked_first(on_ranks._work))
+    monkeypatch.setattr(on_ranks, "_build_and_run_steps", asked_first(on_ranks._build_and_run_steps))
     assert main([*TINY, f"run_dir={folder}", "train.steps=5"]) == 75
     assert capsys.readouterr().err.splitlines()[-1] == "preempted by SIGTERM"
     assert (status(folder)["status"], checkpoints(folder)) == ("preempted", [])

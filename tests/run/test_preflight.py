@@ -13,7 +13,7 @@ from launcher.job.compose import compose
 from launcher.planner import plan_job
 from launcher.planner.plan_job import before_torch
 from launcher.run import preflight, run
-from launcher.run.settle import settle
+from launcher.run.ranks_and_resume import settle
 from tests.run.launching import TINY, shape
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.job.schema.launch import Slurm
-from launcher.run.slurm import LEAST, USUAL, resolved
+from launcher.run.slurm import LEAST, USUAL, with_signal_s
 
 
 def rows(folder: Path, *steps_s: float, save_s: float | None = None) -> Path:
@@ -22,20 +22,23 @@ def rows(folder: Path, *steps_s: float, save_s: float | None = None) -> Path:
 
 
 def test_nothing_is_measured_before_the_first_start(tmp_path: Path) -> None:
-    assert resolved(Slurm(), ())[0].signal_s == USUAL
-    assert resolved(Slurm(), (tmp_path,)) == (Slurm(signal_s=USUAL), None)
-    assert resolved(Slurm(), (rows(tmp_path / "unsaved", 9.0, 2.0),))[0].signal_s == USUAL
+    assert with_signal_s(Slurm(), ())[0].signal_s == USUAL
+    assert with_signal_s(Slurm(), (tmp_path,)) == (Slurm(signal_s=USUAL), None)
+    assert with_signal_s(Slurm(), (rows(tmp_path / "unsaved", 9.0, 2.0),))[0].signal_s == USUAL
 
 
 def test_a_signal_s_of_the_request_is_not_changed(tmp_path: Path) -> None:
-    assert resolved(Slurm(signal_s=77), (rows(tmp_path / "a", 1.0, 2.0, save_s=3.0),)) == (Slurm(signal_s=77), None)
+    assert with_signal_s(Slurm(signal_s=77), (rows(tmp_path / "a", 1.0, 2.0, save_s=3.0),)) == (
+        Slurm(signal_s=77),
+        None,
+    )
 
 
 @pytest.mark.parametrize(("save_s", "seconds"), [(40.0, 84), (0.5, LEAST)], ids=["measured", "least"])
 def test_signal_s_is_twice_the_longest_later_step_plus_the_longest_save(
     save_s: float, seconds: int, tmp_path: Path
 ) -> None:
-    slurm, note = resolved(Slurm(), (rows(tmp_path / "a", 90.0, 2.0, 1.0, save_s=save_s),))
+    slurm, note = with_signal_s(Slurm(), (rows(tmp_path / "a", 90.0, 2.0, 1.0, save_s=save_s),))
     assert slurm.signal_s == seconds
     text = f"null -> {seconds}: for a step that took 2.0 s and a save that took {save_s:.1f} s"
     assert str(note) == f"launch.slurm.signal_s {text}"
@@ -43,4 +46,4 @@ def test_signal_s_is_twice_the_longest_later_step_plus_the_longest_save(
 
 def test_cells_that_share_a_job_have_time_for_the_slowest(tmp_path: Path) -> None:
     runs = (rows(tmp_path / "a", 9.0, 1.0, save_s=50.0), rows(tmp_path / "b", 9.0, 8.0, save_s=1.0))
-    assert resolved(Slurm(), runs)[0].signal_s == 116
+    assert with_signal_s(Slurm(), runs)[0].signal_s == 116

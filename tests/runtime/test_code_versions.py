@@ -143,7 +143,7 @@ def test_a_start_with_other_code_says_so_and_adds_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from launcher.job.compose import compose
-    from launcher.run.status import write_versions
+    from launcher.run.status_record import write_versions
 
     run = tmp_path / "run"
     run.mkdir()

@@ -16,7 +16,7 @@ from launcher.parallel import grad_norm, gradient_all_reduce, parallel_model, st
 from launcher.parallel.deferred_init import compare_builds, constructor, fill, replay
 from launcher.parallel.dispatch.training_mode import Modes
 from launcher.plan.refusals import model as model_effects
-from launcher.runtime.training import batches, loop, pipeline, state
+from launcher.runtime.training import batches, checkpoint_tensors, loop, pipeline
 from launcher.steps import certify
 from launcher.steps.certification.oracle import model as reference
 from tests.steps.certified import REPLICAS, SHARDED, STAGES, TWO, certificate, of
@@ -100,7 +100,7 @@ def not_clipped(patch: Patch) -> None:
 
 def states_swapped(patch: Patch) -> None:
     """A load exchanges the momentum of two tensors of one shape."""
-    real = state.load
+    real = checkpoint_tensors.load
 
     def wrong(s: Any, *args: Any, **more: Any) -> Any:
         found = real(s, *args, **more)
@@ -109,11 +109,11 @@ def states_swapped(patch: Patch) -> None:
         states[one], states[other] = states[other], states[one]
         return found
 
-    patch.setattr(state, "load", wrong)
+    patch.setattr(checkpoint_tensors, "load", wrong)
 
 
 def buffers_not_loaded(patch: Patch) -> None:
-    real = state.load
+    real = checkpoint_tensors.load
 
     def wrong(s: Any, *args: Any, **more: Any) -> Any:
         found = real(s, *args, **more)
@@ -121,7 +121,7 @@ def buffers_not_loaded(patch: Patch) -> None:
             b.zero_()
         return found
 
-    patch.setattr(state, "load", wrong)
+    patch.setattr(checkpoint_tensors, "load", wrong)
 
 
 def tie_without_gradient(patch: Patch) -> None:
@@ -222,7 +222,7 @@ def rows_reversed(patch: Patch) -> None:
 
 def rounded_at_a_save(patch: Patch) -> None:
     """A loaded checkpoint has fewer bits than the run that saved it."""
-    real = state.load
+    real = checkpoint_tensors.load
 
     def wrong(s: Any, *args: Any, **more: Any) -> Any:
         found = real(s, *args, **more)
@@ -233,7 +233,7 @@ def rounded_at_a_save(patch: Patch) -> None:
                     local.copy_(local.to(torch.bfloat16))
         return found
 
-    patch.setattr(state, "load", wrong)
+    patch.setattr(checkpoint_tensors, "load", wrong)
 
 
 Fault = tuple[Any, dict[str, Any], dict[str, Any], str]

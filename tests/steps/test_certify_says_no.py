@@ -19,7 +19,7 @@ from launcher.job.schema.steps import Certify
 from launcher.optim import build as optimizers
 from launcher.parallel import grad_norm, gradient_all_reduce, parallel_model, tied_parameters
 from launcher.parallel.deferred_init import fill
-from launcher.runtime.training import averaging, pipeline, state
+from launcher.runtime.training import averaging, checkpoint_tensors, pipeline
 from launcher.runtime.training import batches as feed
 from launcher.steps import train
 from tests.steps.certified import ALL, REPLICAS, SHARDED, STAGES, TWO, certificate, of
@@ -101,29 +101,29 @@ def tied_counted_twice(patch: Patch) -> None:
 
 
 def second_copy_stale(patch: Patch) -> None:
-    patch.setattr(state, "same_copies", lambda s: None)
+    patch.setattr(checkpoint_tensors, "same_copies", lambda s: None)
 
 
 def optimizer_lost(patch: Patch) -> None:
-    real = state.load
+    real = checkpoint_tensors.load
 
     def wrong(s: Any, *args: Any, **more: Any) -> Any:
         found = real(s, *args, **more)
         s.optimizer.state.clear()
         return found
 
-    patch.setattr(state, "load", wrong)
+    patch.setattr(checkpoint_tensors, "load", wrong)
 
 
 def step_lost(patch: Patch) -> None:
-    real = state.load
+    real = checkpoint_tensors.load
 
     def wrong(s: Any, *args: Any, **more: Any) -> Any:
         found = real(s, *args, **more)
         s.step -= 1
         return found
 
-    patch.setattr(state, "load", wrong)
+    patch.setattr(checkpoint_tensors, "load", wrong)
 
 
 def shifted(patch: Patch, by: int) -> None:
@@ -285,14 +285,14 @@ def average_of_gathered_weights_lost(patch: Patch) -> None:
 
 
 def average_not_loaded(patch: Patch) -> None:
-    real = state.load
+    real = checkpoint_tensors.load
 
     def wrong(s: Any, *args: Any) -> Any:
         out = real(s, *args)
         s.average.begin_again()
         return out
 
-    patch.setattr(state, "load", wrong)
+    patch.setattr(checkpoint_tensors, "load", wrong)
 
 
 LATE: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {

@@ -14,7 +14,7 @@ from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.runtime.training import loop, module_state, save, state
+from launcher.runtime.training import checkpoint_tensors, loop, module_state, save
 from launcher.runtime.training.session import Session
 from launcher.steps import train
 from launcher.steps.model import build_session
@@ -26,7 +26,8 @@ MOVES = ("step", "loss", "lr", "grad_norm", "loss_scale")
 
 def left(s: Session) -> dict[str, Any]:
     """Return the weights and everything else that a rank keeps."""
-    return {**{n: t.clone() for n, t in state.tensors(s, state.states(s)).items()}, "streams": torch.get_rng_state(),
+    saved = checkpoint_tensors.tensors(s, checkpoint_tensors.states(s))
+    return {**{n: t.clone() for n, t in saved.items()}, "streams": torch.get_rng_state(),
             "scaling": (s.scaling.factor, s.scaling.good) if s.scaling.dynamic else None}  # fmt: skip
 
 
@@ -46,7 +47,7 @@ def stopped_and_not(world: World, j: Job, plan: Plan, folder: Path) -> tuple[lis
     loop.train(straight, train.loop_settings(straight, j))
     want = left(straight)
     again = build_session.build(replace(world, send=rows[1].append), j, plan, folder, drawn=DRAWN)
-    state.load(again, folder / "checkpoints/step-000002")
+    checkpoint_tensors.load(again, folder / "checkpoints/step-000002")
     loop.train(again, train.loop_settings(again, j))
     got = left(again)
     assert got.keys() == want.keys()
@@ -102,7 +103,7 @@ def moved(world: World, before: tuple[Job, Plan], after: tuple[Job, Plan], folde
     for j, plan in (before, after):
         s = build_session.build(replace(world, send=[].append), j, plan, folder, drawn=DRAWN)
         if told:
-            state.load(s, folder / "checkpoints/step-000004")
+            checkpoint_tensors.load(s, folder / "checkpoints/step-000004")
         else:
             loop.train(s, train.loop_settings(s, j))
             save.save(s, None)

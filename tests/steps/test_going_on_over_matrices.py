@@ -13,7 +13,7 @@ from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.runtime.training import loop, state
+from launcher.runtime.training import checkpoint_tensors, loop
 from launcher.steps import train
 from launcher.steps.model import build_session
 from tests.ranks import DRAWN, on_ranks
@@ -54,7 +54,7 @@ def losses(
     for name, (j, plan) in others.items():
         out[name] = []
         again = build_session.build(replace(world, send=out[name].append), j, plan, folder / name, drawn=DRAWN)
-        state.load(again, folder / "checkpoints/step-000002")
+        checkpoint_tensors.load(again, folder / "checkpoints/step-000002")
         loop.train(again, train.loop_settings(again, j))
     return {name: [(r["step"], r["loss"], r["grad_norm"]) for r in told if "loss" in r] for name, told in out.items()}
 

@@ -16,7 +16,7 @@ from launcher.plan.certify_copy import Copy, reduced
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.runtime.training import loop, state
+from launcher.runtime.training import checkpoint_tensors, loop
 from launcher.steps import train
 from launcher.steps.certification.compare import Piece, error, pieces
 from launcher.steps.certify import examine
@@ -36,7 +36,7 @@ def lived(
     mute = replace(world, send=lambda _: None)
     straight = build_session.build(mute, j, plan, folder, drawn=DRAWN)
     loop.train(straight, train.loop_settings(straight, j))
-    state.broadcast(straight)
+    checkpoint_tensors.broadcast(straight)
     for tied in straight.model.ties:
         tied.sync()
     return pieces(straight.model, weights=True), gone_on(mute, j, plan, folder), certified(mute, copy, folder)
@@ -44,7 +44,7 @@ def lived(
 
 def gone_on(world: World, j: Job, plan: Plan, folder: Path) -> list[Piece]:
     again = build_session.build(world, j, plan, folder, drawn=DRAWN)
-    state.load(again, folder / "checkpoints/step-000002")
+    checkpoint_tensors.load(again, folder / "checkpoints/step-000002")
     loop.train(again, train.loop_settings(again, j))
     return pieces(again.model, weights=True)
 

@@ -2,10 +2,10 @@
 
 __all__ = [
     "hugging_face",
+    "import_checkpoint",
     "lora_adapters",
     "mismatches",
     "names",
     "one_file_per_rank",
-    "read",
     "recognize_strategy",
 ]

@@ -47,19 +47,19 @@ class Adapters:
         return self.alpha / self.rank
 
 
-def modules(strategy: Strategy) -> tuple[str, ...]:
+def adapted_modules(strategy: Strategy) -> tuple[str, ...]:
     """Returns the first names of the modules that have an adapter."""
     return tuple(n.removesuffix(A) for n in strategy.only("param").entries if n.endswith(A))
 
 
 def bases(strategy: Strategy) -> dict[str, str]:
     """Maps the first name of each weight that has an adapter to the weight's module."""
-    return {strategy.named[f"{module}.weight"]: module for module in modules(strategy)}
+    return {strategy.named[f"{module}.weight"]: module for module in adapted_modules(strategy)}
 
 
 def merged(strategy: Strategy, adapters: Adapters) -> dict[str, Entry]:
     """Returns the parameters and buffers without the adapters, in the dtypes that they are written in."""
-    beside = {f"{module}{end}" for module in modules(strategy) for end in (A, B)}
+    beside = {f"{module}{end}" for module in adapted_modules(strategy) for end in (A, B)}
     entries = strategy.only("param", "buffer").entries
     return {n: replace(e, dtype=_written(e, adapters)) for n, e in entries.items() if n not in beside}
 
@@ -126,14 +126,14 @@ def write_peft(
     reader = Reader(open_checkpoint(src, trust))
     strategy = reader.checkpoint.strategy
     read_from = sources(src, strategy, averaged)
-    ours = {theirs(f"{m}{end}"): f"{m}{end}" for m in modules(strategy) for end in (A, B)}
+    ours = {theirs(f"{m}{end}"): f"{m}{end}" for m in adapted_modules(strategy) for end in (A, B)}
     specs = {name: strategy.entries[own].spec for name, own in ours.items()}
 
     with fresh(folder) as new:
         done = write_stream(
             new / WEIGHTS, specs, lambda name: chunks(reader, ours[name], None, read_from), {"format": "pt"}
         )
-        write_text(new / CONFIG, config(adapters, modules(strategy), base))
+        write_text(new / CONFIG, config(adapters, adapted_modules(strategy), base))
         sync(new)
         if judge is not None:
             judge(new)

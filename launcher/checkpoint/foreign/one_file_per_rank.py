@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.checkpoint.chunked import gathered
-from launcher.checkpoint.foreign.read import foreign, form_of, is_foreign
+from launcher.checkpoint.foreign.import_checkpoint import foreign, form_of, is_foreign
 from launcher.checkpoint.foreign.recognize_strategy import open_strategy
 from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.layout.strategy_file import text

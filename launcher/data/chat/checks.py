@@ -42,7 +42,7 @@ SECONDS, MEMORY = 60, 1 << 30
 """The processor time in seconds and the memory in bytes that a check with a tokenizer of a file may take."""
 
 
-def check_chat(settings: Chat) -> list[Problem]:
+def check_first_rows(settings: Chat) -> list[Problem]:
     """Checks the first rows. A tokenizer of a file, which may be a stranger's, is used in a limited child."""
     return _examined(settings)[0]
 

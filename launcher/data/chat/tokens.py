@@ -27,7 +27,7 @@ from launcher.data.chat.template import (
     chat_tokenizer,
 )
 from launcher.data.file_kinds import BadFile
-from launcher.data.prepare import lock, shards
+from launcher.data.prepare import lock, shard_record
 from launcher.data.prepare.child_processes import confine, cores, encoders
 from launcher.data.prepare.corpus_digest import content_digest
 from launcher.data.prepare.documents import Position
@@ -121,7 +121,7 @@ def labeled(
         yield ids, counted
 
 
-def made(
+def concatenated(
     settings: Chat, by: ChatTokenizer, some: Iterable[DataRow], counts: RowCounts
 ) -> TokenizedConversations:
     """Concatenates the conversations of all usable rows in ``some``. Raises ``BadFile``."""
@@ -140,7 +140,7 @@ def made(
 def in_memory(settings: Chat, by: ChatTokenizer, paths: Paths | None) -> TokenizedConversations:
     """Tokenizes all conversations into memory. Raises ``BadFile``."""
     counts = RowCounts()
-    all_of_them = made(settings, by, read_rows(settings, paths), counts)
+    all_of_them = concatenated(settings, by, read_rows(settings, paths), counts)
     counts.check()
     return all_of_them
 
@@ -168,7 +168,7 @@ def labeled_rows(settings: Chat, rows: tuple[DataRow, ...]) -> LabeledRows:
     """Tokenizes the rows of one task, in a child process."""
     counts, last = RowCounts(), replace(rows[-1], data=b"")
     try:
-        tokens = made(settings, _tokenizer(settings), rows, counts)
+        tokens = concatenated(settings, _tokenizer(settings), rows, counts)
     except BadFile as error:
         return LabeledRows(None, last, refused=str(error))
     return LabeledRows(tokens, last, counts)
@@ -210,25 +210,25 @@ def make(settings: Chat, say: Callable[[str], None], speed: ProgressReporter) ->
     if settings.cache is None:
         return
     final = _folder(settings)
-    if shards.published(final) is not None:
+    if shard_record.published(final) is not None:
         return
-    folder = shards.working_folder(final)
+    folder = shard_record.working_folder(final)
     with writing(folder), lock.locked(folder, say):
-        if shards.published(final) is not None:
-            shards.remove_unused(folder)
+        if shard_record.published(final) is not None:
+            shard_record.remove_unused(folder)
             return
-        shards.empty(folder)
+        shard_record.empty(folder)
         try:
             summary = _make(settings, folder, speed)
         except BadFile as error:
             raise RunError(f"data.path: {error}") from error
         say(f"data: {summary}, tokenized once into {final}")
-        shards.publish(folder, final, {"version": VERSION, "conversations": summary})
+        shard_record.publish(folder, final, {"version": VERSION, "conversations": summary})
 
 
 def opened(settings: Chat) -> dict[str, TokenizedConversations] | None:
     """Returns the cached tokens of each part, mapped into memory; ``None`` if they are not cached."""
-    if settings.cache is None or shards.published(folder := _folder(settings)) is None:
+    if settings.cache is None or shard_record.published(folder := _folder(settings)) is None:
         return None
     return {
         part: TokenizedConversations(

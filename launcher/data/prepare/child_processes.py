@@ -17,8 +17,8 @@ from launcher.data import text_files, train_byte_pairs
 from launcher.data.prepare.documents import Bad, Kind, documents
 from launcher.data.prepare.encode import Encoder, Recipe
 from launcher.job.schema.data import Text
+from launcher.process_pool import Interpreter, Workers, workers
 from launcher.untrusted.bounded import limit_memory, silence_native_code
-from launcher.workers import Interpreter, Workers, workers
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from launcher.data.file_kinds import BadFile
-from launcher.data.prepare import lock, shards
+from launcher.data.prepare import lock, shard_record
 from launcher.data.prepare.child_processes import Encoded, cores, encode, encoders
 from launcher.data.prepare.corpus_digest import VERSION, TextCorpus, settings_digest
 from launcher.data.prepare.corpus_formats import (
@@ -81,17 +81,17 @@ def prepare(settings: Prepare, key: str, say: Say, speed: ProgressReporter) -> P
 def _prepare(settings: Prepare, key: str, say: Say, speed: ProgressReporter) -> PreparedTokens:
     files = [_file(path, settings) for path in named(settings.src, settings.format)]
     corpus = TextCorpus.from_files(settings, files)
-    dst, folder = Path(settings.dst), shards.working_folder(Path(settings.dst))
+    dst, folder = Path(settings.dst), shard_record.working_folder(Path(settings.dst))
     with writing(folder), lock.locked(folder, say):
         manifest = _manifest(dst)
         if manifest is not None and corpus.is_in(manifest):
-            shards.remove_unused(folder)
+            shard_record.remove_unused(folder)
             return _from_manifest(manifest)
         reason = occupied(dst)
         if manifest is not None and not settings.overwrite:
             reason = f"{dst}: {OTHER_CORPUS}; {_replaces(key)}"
         if reason:
-            shards.remove_unused(folder)
+            shard_record.remove_unused(folder)
             raise RunError(reason)
         return _make(corpus, key, folder, say, speed)
 
@@ -116,7 +116,7 @@ def occupied(dst: Path) -> str | None:
 
 def _manifest(dst: Path) -> dict[str, Any] | None:
     """Returns the manifest that ``prepare`` left in ``dst``; ``None`` if it is missing or incomplete."""
-    manifest = shards.published(dst)
+    manifest = shard_record.published(dst)
     if manifest is None or "end_of_document" not in manifest:
         return None
     return manifest if all(type(manifest.get(count)) is int for count in COUNTS) else None
@@ -129,7 +129,7 @@ def _replaces(key: str) -> str:
 def _make(corpus: TextCorpus, key: str, folder: Path, say: Say, speed: ProgressReporter) -> PreparedTokens:
     settings = corpus.settings
     start = time.monotonic()
-    begun = done = shards.kept(folder, corpus.digest, corpus.skips)
+    begun = done = shard_record.kept(folder, corpus.digest, corpus.skips)
     if done.shards:
         say(f"{settings.dst}: continues after {done.shards} complete files of tokens")
 
@@ -153,7 +153,7 @@ def _make(corpus: TextCorpus, key: str, folder: Path, say: Say, speed: ProgressR
         "shards": done.shards, "files": [str(file.path) for file in corpus.files],
         "settings": corpus.settings_digest, "sizes": [file.size for file in corpus.files],
     }  # fmt: skip
-    shards.publish(folder, Path(settings.dst), manifest)
+    shard_record.publish(folder, Path(settings.dst), manifest)
     seconds = time.monotonic() - start
     return replace(_from_manifest(manifest), anew=True, nbytes=done.nbytes - begun.nbytes, seconds=seconds)
 
@@ -166,7 +166,7 @@ def _shard(
     first = next(encoded, None)
     if first is None:
         return None
-    with TokenWriter(folder / shards.shard_name(done.shards), made.size, made.end) as file:
+    with TokenWriter(folder / shard_record.shard_name(done.shards), made.size, made.end) as file:
         for block, got in chain([first], encoded):
             bad = [*([Bad(0, block.bad)] if block.bad else []), *got.bad]
             if bad and not corpus.skips:
@@ -187,7 +187,7 @@ def _shard(
             if file.tokens >= corpus.settings.shard_tokens:
                 break
     done = replace(done, shards=done.shards + 1)
-    shards.record(folder, done)
+    shard_record.record(folder, done)
     return done
 
 

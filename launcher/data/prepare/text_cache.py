@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from launcher.data import text_files, text_tokenizer
-from launcher.data.prepare import lock, shards
+from launcher.data.prepare import lock, shard_record
 from launcher.data.prepare.child_processes import EncodeLines, TrainText, cores, encode, encoders, train
 from launcher.data.prepare.corpus_digest import content_digest
 from launcher.data.prepare.corpus_formats import CorpusFile
@@ -69,12 +69,12 @@ def make(settings: Text, say: Callable[[str], None], speed: ProgressReporter) ->
     final = _folder(settings)
     if _complete(final):
         return
-    folder = shards.working_folder(final)
+    folder = shard_record.working_folder(final)
     with writing(folder), lock.locked(folder, say):
         if not _complete(final):
             _make(settings, folder, final, say, speed)
         else:
-            shards.remove_unused(folder)
+            shard_record.remove_unused(folder)
 
 
 def opened(settings: Text) -> TextTokens | None:
@@ -85,7 +85,7 @@ def opened(settings: Text) -> TextTokens | None:
     if not _complete(folder):
         return None
     train, val = (mapped(token_file(folder / name, dtype="uint16")) for name in (TRAIN, VAL))
-    return TextTokens(text_tokenizer.load(folder / shards.TOKENIZER, tried=True), train, val)
+    return TextTokens(text_tokenizer.load(folder / shard_record.TOKENIZER, tried=True), train, val)
 
 
 def _folder(settings: Text) -> Path:
@@ -104,7 +104,7 @@ def _folder(settings: Text) -> Path:
 
 
 def _complete(folder: Path) -> bool:
-    return shards.published(folder) is not None
+    return shard_record.published(folder) is not None
 
 
 def _make(
@@ -112,16 +112,16 @@ def _make(
 ) -> None:
     path = text_files.where(settings)
     say(f"data: tokenizing {path} once, into {final}")
-    shards.empty(folder)
+    shard_record.empty(folder)
     with encoders(cores(), settings.tokenizer_file) as crew:
         if settings.tokenizer_file is None:
             tokenizer = train(crew, TrainText(settings))
         else:
             tokenizer = str(text_tokenizer.load(Path(settings.tokenizer_file)).to_str())
-        shards.write_text(folder / shards.TOKENIZER, tokenizer)
+        shard_record.write_text(folder / shard_record.TOKENIZER, tokenizer)
         size = 1 + max(Tokenizer.from_str(tokenizer).get_vocab(with_added_tokens=True).values())
 
-        recipe = Recipe(tokenizer, end=0, cuts=True, file=settings.tokenizer_file or shards.TOKENIZER)
+        recipe = Recipe(tokenizer, end=0, cuts=True, file=settings.tokenizer_file or shard_record.TOKENIZER)
         speed.begin([CorpusFile(path, "text", "", path.stat().st_size)], Progress())
         done = 0
         for name, part in zip((TRAIN, VAL), text_files.split(settings), strict=True):
@@ -130,7 +130,7 @@ def _make(
                     file.append(got.tokens)
                     done += block
                     speed(Progress(Position(0, done), nbytes=done, tokens=file.tokens))
-    shards.publish(folder, final, {"version": VERSION, "text": str(path)})
+    shard_record.publish(folder, final, {"version": VERSION, "text": str(path)})
 
 
 def _tasks(part: NDArray[np.uint8]) -> Iterator[tuple[int, EncodeLines]]:

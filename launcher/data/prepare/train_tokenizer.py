@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.data import bounded_tokenizer
-from launcher.data.prepare import shards
+from launcher.data.prepare import shard_record
 from launcher.data.prepare.child_processes import TrainTokenizer, train
 from launcher.data.prepare.corpus_digest import TextCorpus
 from launcher.data.prepare.documents import Position
 from launcher.data.prepare.vocabulary import Vocabulary, trained_end, vocabulary
+from launcher.process_pool import Workers
 from launcher.untrusted.files import read_text
-from launcher.workers import Workers
 
 SAMPLE = 32 << 20  # bytes of text that BPE is trained on
 SAMPLED = 32  # the most files that this text comes from
@@ -19,7 +19,7 @@ SAMPLED = 32  # the most files that this text comes from
 
 def corpus_vocabulary(corpus: TextCorpus, folder: Path, crew: Workers) -> Vocabulary:
     """Returns the vocabulary, and writes its tokenizer.json to ``folder``. BPE is trained only once."""
-    file = folder / shards.TOKENIZER
+    file = folder / shard_record.TOKENIZER
     trained = None
     if corpus.settings.tokenizer == "bpe":
         trained = (
@@ -27,7 +27,7 @@ def corpus_vocabulary(corpus: TextCorpus, folder: Path, crew: Workers) -> Vocabu
         )
     made = vocabulary(corpus.settings, trained)
     if made.tokenizer is not None:
-        shards.write_text(file, made.tokenizer)
+        shard_record.write_text(file, made.tokenizer)
     return made
 
 

@@ -23,7 +23,7 @@ from launcher.data.tokens.formats import token_file
 from launcher.data.tokens.megatron import TokenFile
 from launcher.errors import Problem, error_text
 from launcher.job.schema.data import Paths, Tokens
-from launcher.untrusted.hub import download_hint
+from launcher.untrusted.hub_name_hint import download_hint
 
 SUFFIXES = (".tokens", ".bin")
 _HELD_OUT = re.compile(r"(?<![a-z])(val|valid|validation|test|dev|eval)(?![a-z])")

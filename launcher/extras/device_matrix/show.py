@@ -162,14 +162,14 @@ def _stage_as_dict(stage: StageSharding, sharding: Sharding) -> dict[str, Any]:
 
 def operators_json(sharding: Sharding) -> str:
     """Returns the text of a complete strategy file: once loaded, it leaves nothing for a mode to decide."""
-    strategies = operator_strategies(sharding)
+    strategies = strategies_by_name(sharding)
     searched = None
     if sharding.searched:
         searched = Searched(digest(strategies), sharding.reasons)
     return text(strategies, None, searched)
 
 
-def operator_strategies(sharding: Sharding) -> dict[str, dict[str, Any]]:
+def strategies_by_name(sharding: Sharding) -> dict[str, dict[str, Any]]:
     """Returns the strategies by name, without operators that have no rule.
 
     The main operator of a module has the name of the module, unless the module is on several stages; any

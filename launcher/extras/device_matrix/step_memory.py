@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from launcher.plan.cut.stages import BoundaryTensor
 from launcher.plan.cut.tensor_placement import Placed
-from launcher.plan.memory.memory import Memory, memory
 from launcher.plan.memory.optimizer_state import StateSize
 from launcher.plan.memory.rank_loads import StageMessages, stage_messages
+from launcher.plan.memory.rank_memory import Memory, memory
 from launcher.plan.memory.walk import MemoryInUse
 from launcher.plan.schedule.schedules import Row, Schedule
 from launcher.plan.sizes import Sizes

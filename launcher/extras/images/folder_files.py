@@ -18,7 +18,7 @@ from launcher.errors import Problem, error_text
 from launcher.job.schema.data import ImageFolder
 from launcher.optional import install_command
 from launcher.untrusted.files import opened, read_bytes
-from launcher.untrusted.hub import download_hint
+from launcher.untrusted.hub_name_hint import download_hint
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -15,7 +15,7 @@ from launcher.data.mnist5k import size_problems
 from launcher.errors import Problem
 from launcher.job.schema.data import Idx
 from launcher.untrusted.files import RefusedFile, opened, stands
-from launcher.untrusted.hub import download_hint
+from launcher.untrusted.hub_name_hint import download_hint
 
 TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")

@@ -18,7 +18,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.launch import Kubernetes
 from launcher.plan.plan import Plan
 from launcher.run import frozen_request
-from launcher.run.settle import home
+from launcher.run.ranks_and_resume import run_location
 from launcher.run.submit_to_cluster import JOB, SKY
 
 CONTAINER = "pytorch"
@@ -320,7 +320,7 @@ def problems(job: Job, outer: int | None) -> list[Problem]:
 
 def _unshared(job: Job, settings: Kubernetes) -> list[Problem]:
     """Problems of folders that the pods cannot see."""
-    key, run = home(job)
+    key, run = run_location(job)
     problems = []
     if not run.absolute().is_relative_to(settings.mount):
         text = f"{run}: the pods see only {settings.mount} ({KEY}.mount), and the run folder is outside it"

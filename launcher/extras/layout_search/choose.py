@@ -21,7 +21,7 @@ from launcher.plan.values.resolved import Resolved
 from launcher.planner.plan_job import planning
 from launcher.planner.train_steps import with_steps
 from launcher.run import launch, memory_check
-from launcher.run.settle import Chosen, open_ended
+from launcher.run.ranks_and_resume import Chosen, open_ended
 from launcher.runtime.processes.fork_server import serving
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ from launcher.job.schema.search import AUTO
 from launcher.plan.schedule.schedules import RULES
 from launcher.plan.time.speeds import speeds
 from launcher.planner.trace_model import Traces
-from launcher.workers import Start, Workers, workers
+from launcher.process_pool import Start, Workers, workers
 
 ROOMY = 0.85
 """A layout certainly fits if its bound is below this share of the memory."""

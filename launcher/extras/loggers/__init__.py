@@ -9,7 +9,7 @@ With one child for all services, one service could harm the others:
 - Packages print to standard output, in native code too. Each service has ``loggers/NAME.log`` for that, and
   threads of one process share standard output.
 
-``launcher.workers`` does not fit either: its children end with their parent at once, and a full connection
-makes the parent wait. A logger outlives a launcher that was killed, so that it can send the rows that it has,
-and it never blocks the launcher.
+``launcher.process_pool`` does not fit either: its children end with their parent at once, and a full
+connection makes the parent wait. A logger outlives a launcher that was killed, so that it can send the rows
+that it has, and it never blocks the launcher.
 """

@@ -29,7 +29,7 @@ from launcher.extras.mindspore.rank_files import (
     unlisted,
     write_held,
 )
-from launcher.extras.mindspore.shapes_of_slices import of_full_tensors, of_slices
+from launcher.extras.mindspore.shapes_of_slices import of_full_tensors, strategy_with_shapes_of_slices
 from launcher.extras.mindspore.strategy import StrategyFile
 from launcher.extras.mindspore.strategy_argument import StrategyInput, by_stage, listed, only_names
 from launcher.plan.settings.encryption import ANYONE, Trust
@@ -198,7 +198,7 @@ def file_transform(
         files = {0: full_copy("src_strategy_file is None", files, verify=verify)}
         before = strategy_of_one_file(files[0], listed(dst))
     else:
-        before = of_slices(src, slices, _stages(src, stage, paths))
+        before = strategy_with_shapes_of_slices(src, slices, _stages(src, stage, paths))
     _check_ranks(files, before, paths, all_needed=rank is None)
 
     # one stage of a pipeline becomes the same stage of the destination

@@ -10,7 +10,7 @@ from launcher.extras.mindspore.to_ours import full_specs, to_strategy
 from launcher.plan.values.tensor_spec import TensorSpec
 
 
-def of_slices(
+def strategy_with_shapes_of_slices(
     strategy: StrategyInput, slices: Mapping[str, TensorSpec], stages: int | None = None
 ) -> Strategy:
     """Returns ``strategy`` with the shapes that follow from the ranks' ``slices``.

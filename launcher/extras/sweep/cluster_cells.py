@@ -94,7 +94,7 @@ def _submit(sweep_request: SweepRequest, at: Path, size: Size, cells: Sequence[C
 
     runs = tuple((at / cell.name).absolute() for cell in cells)
     ranks = size[0]
-    slurm, _ = slurm_jobs.resolved(size[1], runs)
+    slurm, _ = slurm_jobs.with_signal_s(size[1], runs)
     many = ManyRuns(
         name=f"sweep-{at.name}",
         runs=runs,

@@ -265,7 +265,7 @@ class _Flops(Dispatch):
         if mismatch:
             self.disagree[mismatch] = None
 
-        out = meta_shapes.run(func, args, kwargs)
+        out = meta_shapes.run_cached(func, args, kwargs)
 
         # the tensors that it keeps without a hook, the tensors that it writes, and its cost
         if self.hooks.suspended:

@@ -92,7 +92,7 @@ class MetaMeter(MemoryMeter):
     """
 
     kind = "meta"
-    run = staticmethod(meta_shapes.run)
+    run = staticmethod(meta_shapes.run_cached)
 
     def __init__(self, params: Iterable[nn.Parameter] = (), before: Iterable[torch.Tensor] = ()) -> None:
         self.params = tuple(params)

@@ -19,7 +19,7 @@ MOST_KNOWN = 10_000
 _known: dict[Any, Spec | tuple[Spec, ...]] = {}
 
 
-def run(func: Any, args: Any, kwargs: Any) -> Any:
+def run_cached(func: Any, args: Any, kwargs: Any) -> Any:
     """Return ``func(*args, **kwargs)``; meta tensors come from the cache if the same call was made before.
 
     Only operations whose results are new tensors, each with its own memory, are cached.

@@ -81,12 +81,12 @@ def follow(
     )
 
 
-def in_pieces(
+def flow_of_chunks(
     model: nn.Module, flow: TensorParallelPlan, tp: int, inputs: Sequence[TensorSpec], lengths: Lengths
 ) -> TensorParallelPlan:
-    """Return ``flow`` for sequences in pieces, with the same splits and other collectives.
+    """Return ``flow`` for sequences in chunks, with the same splits and other collectives.
 
-    Raises ``RequestError`` if the pieces get other splits.
+    Raises ``RequestError`` if the chunks get other splits.
     """
     spreads = [replace(s, comms=()) for s in flow.spreads]
     out = follow(model, tuple(s.operator for s in spreads), tp, inputs, lengths=lengths)

@@ -106,7 +106,7 @@ class FollowOps(Dispatch):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = meta_shapes.run(func, args, kwargs)
+        out = meta_shapes.run_cached(func, args, kwargs)
         if func is torch.ops.aten.detach.default:
             # torch adds a detach if the result is still referenced, as it is here
             self.run.tag(out, self.run.state(args[0]))

@@ -6,8 +6,8 @@ __all__ = [
     "identity_of_inputs",
     "mixing_samples",
     "model_facts",
-    "output_specs",
     "rank_reads",
     "run_on_values",
     "sample_values",
+    "tensor_specs",
 ]

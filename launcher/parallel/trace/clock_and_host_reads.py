@@ -25,7 +25,7 @@ from launcher.parallel.trace.mixing_samples import (
     numbers_if_too_large,
     run,
 )
-from launcher.parallel.trace.run_on_values import in_memory, stand_ins
+from launcher.parallel.trace.run_on_values import in_memory, trial_inputs
 from launcher.parallel.trace.sample_values import trying
 
 
@@ -50,7 +50,7 @@ def outside_reads(model: nn.Module, inputs: Sequence[Tensor]) -> OutsideReads:
 
     # the user's code may raise anything for drawn values; other checks judge the forward
     with suppress(Exception, SystemExit), default_dtype(torch.float64), torch.device("cpu"):
-        xs = [x.double() if x.is_floating_point() else x for x in stand_ins(some, 0)]
+        xs = [x.double() if x.is_floating_point() else x for x in trial_inputs(some, 0)]
         real = in_memory(model).double()
         together, called = _answered(real, xs, names)
 

@@ -17,16 +17,16 @@ from launcher.parallel.dispatch.containers import tensors
 from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.dispatch.training_mode import evaluating
 from launcher.parallel.dispatch.user_lines import of_error
-from launcher.parallel.model_state.backward_state import moved
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files_of, variables
 from launcher.parallel.model_state.python_state import changed, counters, reading, snapshot
+from launcher.parallel.model_state.state_across_passes import moved
 from launcher.parallel.trace.attribute_side_effects import SideChannels
 from launcher.parallel.trace.forward_observer import ForwardObserver, watching
-from launcher.parallel.trace.graph_recorder import Capture, GlueCall, Uncuttable, ambient, capturing
-from launcher.parallel.trace.moving_state import unentangled
-from launcher.parallel.trace.output_specs import spec
+from launcher.parallel.trace.graph_recorder import Capture, GlueCall, Uncuttable, ambient, recording_calls
 from launcher.parallel.trace.run_on_values import InMemory, Observers, cast, run_module
+from launcher.parallel.trace.state_between_forwards import unentangled
+from launcher.parallel.trace.tensor_specs import spec
 from launcher.plan.cut.stages import around, covers
 from launcher.plan.refusals.model import DTYPES
 from launcher.plan.values.operations import Operations
@@ -301,7 +301,7 @@ def _follow(
         torch.device("meta"),
         meter,
         watching(model, units, lambda: meter.saved, xs) as tracer.watch,
-        capturing(tracer),
+        recording_calls(tracer),
         reading(model, counted, tracer.read),
     ):
         # observers

@@ -28,11 +28,11 @@ from launcher.parallel.model_state.python_state import Key, changed, library, ow
 from launcher.parallel.model_state.references import forget
 from launcher.parallel.trace.data_dependence import Sized
 from launcher.parallel.trace.memory_of_results import MemoryOfResults, version
-from launcher.parallel.trace.output_specs import dims_of
 from launcher.parallel.trace.rank_reads import streams_now, world_reads
 from launcher.parallel.trace.sample_values import SampleValues
-from launcher.parallel.trace.state_between_calls import StateBetweenCalls
+from launcher.parallel.trace.state_around_calls import StateAroundCalls
 from launcher.parallel.trace.tensor_side_effects import StateEffects
+from launcher.parallel.trace.tensor_specs import dims_of
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.written_stages import owner
 from launcher.plan.values.model_graph import Inner
@@ -201,7 +201,7 @@ class ForwardObserver(TorchFunctionMode):
         self.borrowed: dict[tuple[str, str], None] = {}
         self.under: dict[str, str] = {}
         self._around = Surroundings(model)
-        self._between_calls = StateBetweenCalls(model)
+        self._between_calls = StateAroundCalls(model)
         self.world: dict[tuple[str, str], None] = {}
         self.global_draws = False
         self.moved = False

@@ -532,7 +532,7 @@ def _tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 @contextmanager
-def capturing(capture: Capture) -> Iterator[None]:
+def recording_calls(capture: Capture) -> Iterator[None]:
     """Pass calls of leaves, autograd functions and torch functions through ``capture`` while entered."""
     patched: list[tuple[Any, Any]] = []
 

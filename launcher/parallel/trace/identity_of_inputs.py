@@ -23,9 +23,9 @@ from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import AroundSnapshot, contents_put_back, files_of, put_back
 from launcher.parallel.trace.clock_and_host_reads import streams_kept
 from launcher.parallel.trace.mixing_samples import SAMPLES, FixedDraws, alike, numbers_if_too_large, run
-from launcher.parallel.trace.output_specs import dims_of
-from launcher.parallel.trace.run_on_values import in_memory, stand_ins
+from launcher.parallel.trace.run_on_values import in_memory, trial_inputs
 from launcher.parallel.trace.sample_values import trying
+from launcher.parallel.trace.tensor_specs import dims_of
 
 CALLS = 3
 """How many calls of each module are tried."""
@@ -68,7 +68,7 @@ def input_identity(model: nn.Module, inputs: Sequence[Tensor]) -> InputIdentity:
     with ExitStack() as stack, suppress(Exception, SystemExit):
         for each in (*around, default_dtype(torch.float64), torch.device("cpu")):
             stack.enter_context(each)
-        xs = [x.double() if x.is_floating_point() else x for x in stand_ins(some, 0)]
+        xs = [x.double() if x.is_floating_point() else x for x in trial_inputs(some, 0)]
         real = in_memory(model).double()
         stack.enter_context(contents_put_back(real))
         beginning = AroundSnapshot(files_of(model))

@@ -11,11 +11,11 @@ import torch
 from torch import fx
 
 from launcher.parallel.trace.code_between_modules import Tracer, origin_of, origins, storages
-from launcher.parallel.trace.output_specs import specs
+from launcher.parallel.trace.tensor_specs import specs
 
 
 @dataclass(frozen=True)
-class NodeMemory:
+class GraphNodeMemory:
     """Fields of ``plan.values.model_graph.Node``; storages are numbered by first appearance."""
 
     reads: frozenset[int]
@@ -23,7 +23,7 @@ class NodeMemory:
     writes: frozenset[int]
 
 
-def memory(tracer: Tracer) -> dict[fx.Node, NodeMemory]:
+def memory(tracer: Tracer) -> dict[fx.Node, GraphNodeMemory]:
     """Return the memory that each node reads, returns and writes."""
     numbers: dict[int, int] = {}
 
@@ -39,12 +39,12 @@ def memory(tracer: Tracer) -> dict[fx.Node, NodeMemory]:
         lies = storages(tracer.values.get(node))
         wrote = tracer.writes.get(node, frozenset())
         writes = [at for at in reads | lies if at in wrote]
-        out[node] = NodeMemory(numbered(reads), numbered(lies), numbered(writes))
+        out[node] = GraphNodeMemory(numbered(reads), numbered(lies), numbered(writes))
     return out
 
 
 @dataclass(frozen=True)
-class NodeGradients:
+class GraphNodeGradients:
     """``inputs``: those that get a gradient through a node from the model's output.
 
     ``idle``: the tensors of its value, by their numbers, that get none from anywhere.
@@ -54,7 +54,7 @@ class NodeGradients:
     idle: tuple[int, ...]
 
 
-def gradients(tracer: Tracer, spaces: Mapping[fx.Node, NodeMemory]) -> dict[fx.Node, NodeGradients]:
+def gradients(tracer: Tracer, spaces: Mapping[fx.Node, GraphNodeMemory]) -> dict[fx.Node, GraphNodeGradients]:
     """Return for each node where gradients from the model's output arrive.
 
     Autograd rewrites the history of a value that is changed in place, so every user of it counts.
@@ -95,7 +95,7 @@ def gradients(tracer: Tracer, spaces: Mapping[fx.Node, NodeMemory]) -> dict[fx.N
         grad_inputs[node] |= {i.name for i in node.all_input_nodes if origin[i] and spaces[i].lies & written}
     _passed_on(tracer.graph, origin, grad_inputs)
     return {
-        n: NodeGradients(
+        n: GraphNodeGradients(
             frozenset(names), () if spaces[n].lies & written else _idle(tracer.values[n], reached)
         )
         for n, names in grad_inputs.items()

@@ -24,7 +24,7 @@ from launcher.parallel.dispatch.training_mode import evaluating
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files_of, put_back
 from launcher.parallel.model_state.numbers_outside_weights import counts
-from launcher.parallel.trace.run_on_values import in_memory, stand_ins
+from launcher.parallel.trace.run_on_values import in_memory, trial_inputs
 from launcher.parallel.trace.sample_values import FEW, trying
 from launcher.parallel.trace.tensor_side_effects import FRESH
 
@@ -161,7 +161,7 @@ def mixing(model: nn.Module, inputs: Sequence[Tensor]) -> str | None:
     with torch.random.fork_rng(devices=[]), cpu, kept, torch.enable_grad():
         for dtype, wide, move in TRIES:
             with default_dtype(dtype), suppress(Exception, SystemExit):
-                xs = [x.to(dtype) if x.is_floating_point() else x for x in stand_ins(some, 0)]
+                xs = [x.to(dtype) if x.is_floating_point() else x for x in trial_inputs(some, 0)]
                 real = in_memory(model).to(dtype)
                 if move:
                     _move(real)

@@ -17,8 +17,8 @@ from launcher.parallel.cost.kernels import ForwardMeter
 from launcher.parallel.cost.memory import BackwardMeter, Measured, product
 from launcher.parallel.dispatch.containers import NamedFunction, Rebuilt, tensors
 from launcher.parallel.dispatch.modes import default_dtype
-from launcher.parallel.model_state.backward_state import gradients_read
 from launcher.parallel.model_state.deep_copy import copied, hooks
+from launcher.parallel.model_state.state_across_passes import gradients_read
 from launcher.parallel.trace.code_between_modules import (
     NO_COST,
     RUNNING,
@@ -33,10 +33,10 @@ from launcher.parallel.trace.code_between_modules import (
 from launcher.parallel.trace.forward_observer import ForwardObserver, watching
 from launcher.parallel.trace.memory_and_gradients import gradients, memory
 from launcher.parallel.trace.module_kinds import kind_of
-from launcher.parallel.trace.moving_state import drifting, moving, not_restored
-from launcher.parallel.trace.output_specs import memory_dims, output_specs, spec, specs
 from launcher.parallel.trace.parameter_roles import param_roles
 from launcher.parallel.trace.run_on_values import Observers, needs_values, run_module
+from launcher.parallel.trace.state_between_forwards import drifting, moving, not_restored
+from launcher.parallel.trace.tensor_specs import memory_dims, output_specs, spec, specs
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.uncut_modules import units
 from launcher.plan.cut.written_stages import owner

@@ -199,7 +199,7 @@ def in_memory(module: nn.Module, path: str = "", parameter_hooks: bool = False) 
     return real
 
 
-def stand_ins(inputs: Sequence[torch.Tensor], batch: int) -> list[torch.Tensor]:
+def trial_inputs(inputs: Sequence[torch.Tensor], batch: int) -> list[torch.Tensor]:
     """Return inputs for a model: from a batch of the data where known, else random floats and zeros."""
     return sample_inputs(inputs, batch, SampleValues(inputs))
 

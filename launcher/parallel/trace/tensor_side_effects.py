@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.modes import Dispatch, batched, draws, tree_leaves
 from launcher.parallel.dispatch.training_mode import is_dropout
-from launcher.parallel.trace.output_specs import is_sparse
+from launcher.parallel.trace.tensor_specs import is_sparse
 from launcher.plan.values.model_graph import StateChange
 
 ALLOCATE = "allocate all of it in the constructor, or register it with persistent=False"

@@ -1,3 +1,11 @@
 """Bytes of a step: the one walk through it, the loads of each rank, the room on a device."""
 
-__all__ = ["fits_cluster", "memory", "memory_curves", "memory_svg", "optimizer_state", "rank_loads", "walk"]
+__all__ = [
+    "fits_cluster",
+    "memory_curves",
+    "memory_svg",
+    "optimizer_state",
+    "rank_loads",
+    "rank_memory",
+    "walk",
+]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
-from launcher.plan.memory.memory import Memory
+from launcher.plan.memory.rank_memory import Memory
 from launcher.plan.values.text import bytes_text, spans
 
 KEY = "cluster.memory_gb"

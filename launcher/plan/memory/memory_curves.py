@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from launcher.plan.memory.memory import Memory
 from launcher.plan.memory.rank_loads import RankLoad
+from launcher.plan.memory.rank_memory import Memory
 from launcher.plan.schedule.simulate import Event, Timeline
 from launcher.plan.values.grid import Grid
 

@@ -10,7 +10,7 @@ from math import prod
 from launcher.plan.communication.buckets_and_gathers import Communication
 from launcher.plan.cut.stages import Stage, around, covers
 from launcher.plan.cut_model import CutModel
-from launcher.plan.memory.memory import Memory
+from launcher.plan.memory.rank_memory import Memory
 from launcher.plan.schedule.schedules import Schedule
 from launcher.plan.sizes import Sizes
 from launcher.plan.tensor_parallel.sharded_operators import ShardedOperator

@@ -19,7 +19,7 @@ from launcher.runtime.cluster.network import (
     AFTERWARDS_S,
     GLOO,
     NCCL,
-    Listener,
+    ListenAddress,
     NetworkView,
     Unreached,
     describe,
@@ -176,10 +176,10 @@ class ListensAt(Question):
 
 
 @dataclass(frozen=True)
-class Reaches(Question):
+class UnreachablePeers(Question):
     """Asks which of ``peers`` a node's first rank cannot reach; ``nodes``: the node name of each rank."""
 
-    peers: tuple[Listener, ...]
+    peers: tuple[ListenAddress, ...]
     nodes: Mapping[int, str]
 
     def answer(self, network: NetworkView) -> str:
@@ -237,26 +237,26 @@ class RankReports:
         reached = (each["rendezvous"] for _, each in self.answers())
         return next((one for one in reached if one is not None and not is_loopback(one)), None)
 
-    def nodes(self, network: NetworkView) -> tuple[Listener, ...]:
+    def nodes(self, network: NetworkView) -> tuple[ListenAddress, ...]:
         """The nodes, with the interfaces that reach the rendezvous; nothing listens there yet."""
         infos = [*self.answers(), (0, json.loads(about(network)))]
         nodes = []
         for rank, each in infos:
             if each["first"] and each["interface"] is not None:
                 nodes.append(
-                    Listener(rank, each["node"], each["interface"]["name"], each["interface"]["address"])
+                    ListenAddress(rank, each["node"], each["interface"]["name"], each["interface"]["address"])
                 )
         return tuple(nodes)
 
 
-def listeners(answers: Mapping[int, str]) -> tuple[Listener, ...]:
+def listeners(answers: Mapping[int, str]) -> tuple[ListenAddress, ...]:
     """All nodes with the addresses at which they listen. Raises ``RunError`` if one cannot listen."""
-    nodes: list[Listener] = []
+    nodes: list[ListenAddress] = []
     for _, text in sorted(answers.items()):
         answer = json.loads(text)
         if isinstance(answer, str):
             raise RunError(answer)
-        nodes += [Listener(**one) for one in answer]
+        nodes += [ListenAddress(**one) for one in answer]
     return tuple(nodes)
 
 
@@ -265,7 +265,9 @@ def check_connections(answers: Iterable[str], rendezvous: str) -> None:
     failed: list[Unreached] = []
     for text in answers:
         for one in json.loads(text):
-            failed.append(Unreached(Listener(**one["source"]), Listener(**one["target"]), one["why"]))
+            failed.append(
+                Unreached(ListenAddress(**one["source"]), ListenAddress(**one["target"]), one["why"])
+            )
     if failed:
         raise RunError(describe(failed, rendezvous))
 

@@ -23,8 +23,8 @@ from launcher.run.external_ranks.joining import (
     ListensAt,
     Question,
     RankReports,
-    Reaches,
     Unjoined,
+    UnreachablePeers,
     another_connection,
     check_connections,
     listeners,
@@ -38,11 +38,11 @@ from launcher.runtime.cluster.launch_env import DAMAGED, Place, place
 from launcher.runtime.cluster.messages import VARIABLE, Messages, Unsigned, encode, of_several_nodes, secret
 from launcher.runtime.cluster.network import NetworkView, network
 from launcher.runtime.cluster.rendezvous import SAY_S, MessageRefused, await_ranks, open_store, ranks_text
-from launcher.runtime.cluster.world import World, among, connect, never
+from launcher.runtime.cluster.world import World, among, connect, no_stop_signal
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.processes.hang import failed
 from launcher.runtime.signals import STOPS, heard
-from launcher.steps.on_ranks import work
+from launcher.steps.on_ranks import run_rank_steps
 from launcher.steps.sent_to_ranks import RankSteps
 
 PATIENCE_S = 3600.0  # seconds that the others wait while rank 0 plans and runs earlier steps
@@ -63,7 +63,7 @@ class Instruction:
     polls: bool
 
 
-Word = SeesFile | ListensAt | Reaches | ExternalTrial | Instruction | int
+Word = SeesFile | ListensAt | UnreachablePeers | ExternalTrial | Instruction | int
 
 
 class FollowerRanks:
@@ -146,7 +146,7 @@ class FollowerRanks:
         self._network.nodes = nodes
 
         peers = listeners(self._ask(ListensAt(every.rendezvous())))
-        check_connections(self._ask(Reaches(peers, nodes)).values(), self._at.host)
+        check_connections(self._ask(UnreachablePeers(peers, nodes)).values(), self._at.host)
         self.notes = (self._network.note(),)
 
     def _sends_versions(self, rank: int) -> bool:
@@ -191,7 +191,7 @@ class FollowerRanks:
         try:
             self._tell(order)
         except RunError as error:  # the ranks that have received the order wait for the others
-            joining = Joining(self._store, corner(self._at), self._network, order.timeout_s, never)
+            joining = Joining(self._store, corner(self._at), self._network, order.timeout_s, no_stop_signal)
             joining.tell(str(error))
             raise
 
@@ -350,7 +350,7 @@ def _carry_out(
                     joining.attend,
                 )
             )
-            return work(replace(mine, stop_signal=stop_signal), order.todo)
+            return run_rank_steps(replace(mine, stop_signal=stop_signal), order.todo)
         except Preempted:
             raise
         except BaseException as error:
@@ -371,7 +371,7 @@ def _stop_requests(order: Instruction, world: World) -> Iterator[Callable[[], in
         for signum in STOPS:
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, signal.SIG_DFL)
-    yield never
+    yield no_stop_signal
 
 
 def corner(at: Place) -> str:

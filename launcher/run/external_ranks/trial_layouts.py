@@ -17,7 +17,7 @@ from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Fault, Interrupted, Preempted, failed, hung, raised, signal_name, silent
 from launcher.runtime.processes.start_and_restart import run_outer_rank
 from launcher.runtime.run_folder import scratch
-from launcher.steps.on_ranks import work
+from launcher.steps.on_ranks import run_rank_steps
 from launcher.steps.sent_to_ranks import RankSteps
 
 LAST_WORD_S = 60.0  # seconds that rank 0 waits until a rank that hangs has ended its child
@@ -117,7 +117,7 @@ def _child(
 
 def _in_folder(todo: RankSteps, folder: Path, world: World) -> dict[str, Any]:
     """Uses this rank's folder, as that of rank 0 is on another machine."""
-    return work(world, replace(todo, folder=folder))
+    return run_rank_steps(world, replace(todo, folder=folder))
 
 
 def _others(trial: ExternalTrial, at: Place, keys: Messages) -> Iterator[Ended]:

@@ -32,7 +32,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from launcher.errors import Problem, RequestError, RunError
 from launcher.parallel import byte_collectives
-from launcher.parallel.trace.output_specs import spec
+from launcher.parallel.trace.tensor_specs import spec
 from launcher.runtime.cluster.launch_env import SECRET_FILE, Place
 
 VARIABLE = "LAUNCHER_SECRET"

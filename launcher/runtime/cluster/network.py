@@ -160,7 +160,7 @@ BACKLOG = 4096
 
 
 @dataclass(frozen=True)
-class Listener:
+class ListenAddress:
     """The address at which a node listens, which gloo uses too; ``rank`` is the first rank of the node."""
 
     rank: int
@@ -178,8 +178,8 @@ class Listener:
 class Unreached:
     """A connection between two nodes that failed, and why."""
 
-    source: Listener
-    target: Listener
+    source: ListenAddress
+    target: ListenAddress
     why: str
 
 
@@ -191,7 +191,7 @@ class NetworkView:
 
     def __init__(self, at: Place, env: MutableMapping[str, str] = os.environ) -> None:
         self.at = at
-        self.peers: tuple[Listener, ...] = ()
+        self.peers: tuple[ListenAddress, ...] = ()
         self.nodes: Mapping[int, str] = {}
         self.route = _route(at)
         self._env = env
@@ -224,19 +224,19 @@ class NetworkView:
             if key not in self._by_user:
                 self._env[key] = value
 
-    def listen(self) -> list[Listener]:
+    def listen(self) -> list[ListenAddress]:
         """Listens at each interface that gloo uses. Raises ``OSError`` with a message for the user."""
         names = [name.strip() for name in self._env.get(GLOO, "").split(",") if name.strip()]
         return [self._listen(name) for name in names]
 
-    def _listen(self, name: str) -> Listener:
+    def _listen(self, name: str) -> ListenAddress:
         own = named(name)
         if own is None:
             available = ", ".join(dict.fromkeys(one.name for one in interfaces()))
             raise OSError(errno.ENODEV, f"{GLOO} is {name}, but the interfaces of this node are {available}")
         listener = socket.create_server((own.address, 0), family=_family(own.address), backlog=BACKLOG)
         self._sockets.append(listener)
-        return Listener(
+        return ListenAddress(
             self.at.rank,
             socket.gethostname(),
             own.name,
@@ -272,7 +272,7 @@ class NetworkView:
                 failures.append(Unreached(source, target, why))
         return failures
 
-    def _own(self) -> tuple[Listener, ...]:
+    def _own(self) -> tuple[ListenAddress, ...]:
         """The ``peers`` on this node. Node names may repeat, so a node's first rank compares ranks."""
         if self.first_of_node:
             return tuple(peer for peer in self.peers if peer.rank == self.at.rank)
@@ -330,8 +330,8 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _connect(
-    source: str, targets: Iterable[Listener], within_s: float, refused: bool
-) -> Iterator[tuple[Listener, str]]:
+    source: str, targets: Iterable[ListenAddress], within_s: float, refused: bool
+) -> Iterator[tuple[ListenAddress, str]]:
     """The targets that cannot be reached from the address ``source``, with reasons; tries all at once."""
     with selectors.DefaultSelector() as waiting:
         # start all connections

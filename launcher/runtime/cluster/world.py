@@ -27,7 +27,7 @@ def _nowhere(_: object) -> None:
     """Drops what is sent without a supervisor."""
 
 
-def never() -> int:
+def no_stop_signal() -> int:
     """The default ``stop_signal``: without a supervisor no signal asks a rank to stop."""
     return 0
 
@@ -48,7 +48,7 @@ class World:
     device: str
     backend: str
     send: Callable[[object], None] = field(default=_nowhere, compare=False, repr=False)
-    stop_signal: Callable[[], int] = field(default=never, compare=False, repr=False)
+    stop_signal: Callable[[], int] = field(default=no_stop_signal, compare=False, repr=False)
 
 
 def place(device: str, local_rank: int) -> str:

@@ -21,7 +21,7 @@ from launcher.runtime import faults, gc_thresholds, log
 from launcher.runtime.cluster import flight_recorder
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.rendezvous import Rendezvous
-from launcher.runtime.cluster.world import World, among, connect, never, place
+from launcher.runtime.cluster.world import World, among, connect, no_stop_signal, place
 from launcher.runtime.processes import hang
 from launcher.runtime.processes.fork_server import die_with
 from launcher.runtime.signals import STOPS, polled
@@ -122,7 +122,7 @@ def run_rank(task: AttemptTask, rank: int, fd: int) -> int:
     try:
         with nullcontext() if task.folder is None else watched(task.folder):
             stop_signal = _settle(task, rank, box)
-            box.send("result", _work(task, rank, box, stop_signal))
+            box.send("result", _connect_and_run(task, rank, box, stop_signal))
         return 0
     except BaseException as error:  # SystemExit too: a rank must not end the run silently
         _tell(task, rank, box, error)
@@ -132,7 +132,7 @@ def run_rank(task: AttemptTask, rank: int, fd: int) -> int:
         sys.stderr.flush()
 
 
-def _work(task: AttemptTask, rank: int, box: Outbox, stop_signal: Callable[[], int]) -> object:
+def _connect_and_run(task: AttemptTask, rank: int, box: Outbox, stop_signal: Callable[[], int]) -> object:
     world = replace(_world(task, rank), send=partial(box.send, "message"), stop_signal=stop_signal)
 
     with nullcontext() if task.alone else _connected(world, task):
@@ -183,7 +183,7 @@ def _settle(task: AttemptTask, rank: int, box: Outbox) -> Callable[[], int]:
     for signum in STOPS:
         handler = signal.SIG_DFL if signum in _OWN else signal.SIG_IGN
         signal.signal(signum, handler)
-    stop_signal = polled(_OWN) if task.polls else never
+    stop_signal = polled(_OWN) if task.polls else no_stop_signal
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
     # output: bypass the streams on which the supervisor draws its progress bar

@@ -22,7 +22,7 @@ from torch.distributed.pipelining.schedules import (  # noqa: E402
     _PipelineScheduleRuntime,
 )
 
-from launcher.runtime.torch_private.runtime_stage import RuntimeStage  # noqa: E402
+from launcher.runtime.torch_private.reducing_stage import ReducingStage  # noqa: E402
 
 KINDS = {
     "F": _ComputationType.FORWARD,
@@ -77,7 +77,7 @@ class ForwardRuntime(ScheduleRuntime):
 
 
 def runtime(
-    stages: Sequence[RuntimeStage], schedule: Schedule, micros: int, loss: Callable[..., Any]
+    stages: Sequence[ReducingStage], schedule: Schedule, micros: int, loss: Callable[..., Any]
 ) -> Runtime:
     """torch's pipeline runtime for exactly these actions; torch adds sends, receives and reductions."""
     kinds = {a.kind for row in schedule for a in row}

@@ -4,7 +4,8 @@ __all__ = [
     "averaging",
     "batches",
     "callbacks",
-    "first_step",
+    "checkpoint_tensors",
+    "first_compiled_step",
     "loop",
     "loss_scaling",
     "metrics_file",
@@ -17,6 +18,5 @@ __all__ = [
     "save",
     "save_thread",
     "session",
-    "state",
     "throughput",
 ]

@@ -85,7 +85,7 @@ def _train(s: Session, loop: Loop) -> None:
         lr = loop.lr(s.step - s.scaling.skipped)
         loss_scale = s.scaling.factor
         loud = (s.step + 1) % loop.log_every == 0 or s.step + 1 == loop.until
-        with s.first_step.around(s.model.compiled):
+        with s.first_compiled_step.around(s.model.compiled):
             loss, norm = step(s, loop.clip, measuring=loud)
         s.step += 1
         s.late_state.follow(s.model)
@@ -155,7 +155,7 @@ def _row(s: Session, loop: Loop, figures: Mapping[str, float], seconds: float) -
         "step": s.step,
         "steps": loop.until,
         **figures,
-        f"{loop.unit}_per_s": loop.units / seconds,
+        **throughput.units_per_second(loop.unit, loop.units, seconds),
         "step_ms": seconds * 1e3,
         "bubble": s.plan.estimate.timeline.bubble,
         **s.figures.row(seconds),

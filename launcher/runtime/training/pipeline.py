@@ -30,7 +30,7 @@ from launcher.plan.cut.sequence_chunks import shortened
 from launcher.plan.plan import Plan
 from launcher.plan.values.model_graph import EmbeddingLookup
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.runtime.torch_private import pipelining, runtime_stage
+from launcher.runtime.torch_private import pipelining, reducing_stage
 
 
 class PipelineRuntime:
@@ -324,8 +324,8 @@ def _stages(
     pieces: tuple[int, ...] = (),
     *,
     made: Sequence[TensorSpec],
-) -> list[runtime_stage.RuntimeStage]:
-    """The runtime stages of this rank; ``made``: a last-stage rank's share of the model's output."""
+) -> list[reducing_stage.ReducingStage]:
+    """The stages of this rank; ``made``: a last-stage rank's share of the model's output."""
     plan = model.plan
     level = plan.hsdp.optimizer_level if plan.hsdp else "level1"
     out = []
@@ -340,7 +340,7 @@ def _stages(
         if index < len(plan.stages) - 1:
             after, gives = _flat(plan, index)
 
-        stage = runtime_stage.RuntimeStage(
+        stage = reducing_stage.ReducingStage(
             pipeline_module(part.module),
             index,
             len(plan.stages),

@@ -18,15 +18,15 @@ from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.checkpoint.write import RankRecord, RankWriter, in_memory
 from launcher.errors import RunError, error_text
 from launcher.parallel import byte_collectives
-from launcher.parallel.trace.output_specs import spec
+from launcher.parallel.trace.tensor_specs import spec
 from launcher.runtime.cluster.messages import decode, encode
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import module_state
+from launcher.runtime.training.checkpoint_tensors import blob, extra, states, strategy, tensors
 from launcher.runtime.training.monitored_metrics import forget_absent
 from launcher.runtime.training.replicas import check_replicas
 from launcher.runtime.training.save_thread import Saver
 from launcher.runtime.training.session import Session
-from launcher.runtime.training.state import blob, extra, states, strategy, tensors
 
 _Outcome = tuple[RankRecord | None, str | None, bool]
 """A rank's result of a save: its record, or its error, and whether the file system caused the error."""

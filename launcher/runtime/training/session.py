@@ -20,7 +20,7 @@ from launcher.runtime.cluster.world import World
 from launcher.runtime.training.averaging import WeightAverage
 from launcher.runtime.training.batches import Feed
 from launcher.runtime.training.callbacks import Callbacks
-from launcher.runtime.training.first_step import FirstStep
+from launcher.runtime.training.first_compiled_step import FirstCompiledStep
 from launcher.runtime.training.late_state import LateState
 from launcher.runtime.training.loss_scaling import Scaling
 from launcher.runtime.training.metrics_file import LocalNormLog
@@ -82,5 +82,5 @@ class Session:
     results: dict[str, float] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
     by_rank: dict[str, float] = field(default_factory=dict)
-    first_step: FirstStep = field(default_factory=lambda: FirstStep(None))
+    first_compiled_step: FirstCompiledStep = field(default_factory=lambda: FirstCompiledStep(None))
     late_state: LateState = field(default_factory=LateState)

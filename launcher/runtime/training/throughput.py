@@ -1,4 +1,4 @@
-"""Measures tokens per second, MFU and slow ranks."""
+"""Computes the figures of a step's speed: tokens per second, MFU, memory and slow ranks."""
 
 from __future__ import annotations
 
@@ -86,6 +86,17 @@ def _within(name: list[str], words: list[str]) -> bool:
 def _numbered(name: str, word: str) -> bool:
     """Returns true if ``word`` is ``name`` and a number, as SXM4 for SXM; not if ``name`` ends in one."""
     return word.startswith(name) and word[len(name) :].isdecimal() and not name[-1].isdecimal()
+
+
+def units_per_second(unit: str, units: int, seconds: float) -> dict[str, float]:
+    """The figure ``tokens_per_s`` or ``samples_per_s`` of a step that took ``seconds``.
+
+    ``unit``: tokens or samples; ``units``: how many of them all ranks together train on in a step.
+
+    >>> units_per_second("tokens", 4096, 0.5)
+    {'tokens_per_s': 8192.0}
+    """
+    return {f"{unit}_per_s": units / seconds}
 
 
 @dataclass(frozen=True)

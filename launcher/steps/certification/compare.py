@@ -101,7 +101,7 @@ def _joined(p: Placed, pieces: list[Piece]) -> tuple[Tensor, list[str]]:
     return full, wrong
 
 
-def gathered(plan: Plan, mine: Sequence[Piece]) -> GatheredTensors | None:
+def full_tensors_on_rank_0(plan: Plan, mine: Sequence[Piece]) -> GatheredTensors | None:
     """On rank 0 the full tensors of all ranks' pieces, on the others ``None``. Every rank calls this."""
     full, complaints = dict[str, Tensor](), list[str]()
     for names in _batches(plan):

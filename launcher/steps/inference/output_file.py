@@ -22,7 +22,7 @@ from launcher.checkpoint.tensorfile.safetensors import (
     write_stream,
 )
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.runtime.training.state import blob, unpacked
+from launcher.runtime.training.checkpoint_tensors import blob, unpacked
 
 OUTPUT = "output"
 """The name of the tensor."""

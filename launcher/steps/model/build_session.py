@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from launcher.checkpoint.cast import Cast, differing
 from launcher.checkpoint.foreign.hugging_face import joined, model_type, names_in_folder, read_hf
-from launcher.checkpoint.foreign.read import pieces_of_rank
+from launcher.checkpoint.foreign.import_checkpoint import pieces_of_rank
 from launcher.checkpoint.full_tensors import Blobs, RenamedTensors
 from launcher.checkpoint.layout.derive_strategy import strategy_to_load
 from launcher.checkpoint.tensorfile.encryption import load_key
@@ -41,10 +41,10 @@ from launcher.plan.settings.encryption import Trust, trust
 from launcher.plan.values.text import bytes_text
 from launcher.planner.plan_job import inputs
 from launcher.runtime.cluster.world import World
-from launcher.runtime.training import module_state, state
+from launcher.runtime.training import checkpoint_tensors, module_state
 from launcher.runtime.training.averaging import WeightAverage
 from launcher.runtime.training.batches import Feed
-from launcher.runtime.training.first_step import FirstStep
+from launcher.runtime.training.first_compiled_step import FirstCompiledStep
 from launcher.runtime.training.loss_scaling import scaling
 from launcher.runtime.training.metrics_file import LocalNormLog
 from launcher.runtime.training.pipeline import PipelineRuntime
@@ -57,7 +57,7 @@ from launcher.steps.model.shared_construction import SharedMetaModels
 
 
 @torch.no_grad()
-def read(s: Session, model: HuggingFace) -> None:
+def load_hf_weights(s: Session, model: HuggingFace) -> None:
     """Replaces the initial weights by those in the folder ``model.path``.
 
     Raises ``RunError`` for values that the model cannot represent.
@@ -73,11 +73,11 @@ def read(s: Session, model: HuggingFace) -> None:
     size = 0
     try:
         for name, blob in pieces_of_rank(cast, target, s.world.rank):
-            state.fill(mine[name], blob)
+            checkpoint_tensors.fill(mine[name], blob)
             size += blob.data.nbytes
     except ValueError as error:
         raise RunError(f"model.path: {model.path}: {error}") from error
-    state.same_copies(s)
+    checkpoint_tensors.same_copies(s)
     if s.world.rank == 0:
         s.emit({"text": f"loaded the weights of {model.path}; rank 0 has {bytes_text(size)} of them"})
 
@@ -97,7 +97,7 @@ def build(
     # the model, divided into its stages
     device = torch.device(world.device)
     refuse(streams_misnamed((p.name for p in plan.params), (device.type,)))
-    first = FirstStep(plan.compilation)
+    first = FirstCompiledStep(plan.compilation)
     with first.groups():
         meshes = mesh.build(plan.sizes.grid, device.type, plan.ties, apart=plan.compilation is not None)
     model = parallelize((drawn or SharedMetaModels()).take(job, plan), plan, meshes, device)
@@ -135,7 +135,7 @@ def build(
         settings=_recorded(job, plan, world),
         spare=job.checkpoint.on_error == "continue",
         saver=Saver() if saves_beside else None,
-        first_step=first,
+        first_compiled_step=first,
         times=RankTimes(world.rank, world.size) if world.size > 1 else None,
     )
 

@@ -17,7 +17,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import AUTO, Recompute
 from launcher.plan.lighter_layouts import LighterLayout, lighter
 from launcher.plan.memory.fits_cluster import KEY as MEMORY
-from launcher.plan.memory.memory import Memory
+from launcher.plan.memory.rank_memory import Memory
 from launcher.plan.plan import Plan
 from launcher.plan.values.text import GB, bytes_text
 from launcher.planner.plan_job import plan_job
@@ -186,7 +186,7 @@ def overhead(at: InUse, planned: Memory, has_optimizer_state: bool) -> float:
     least 1; and the memory that the allocator took from the device to the tensors in it. On the CPU the
     result is 1, as only the bytes of the process are known.
 
-    >>> from launcher.plan.memory.memory import Memory
+    >>> from launcher.plan.memory.rank_memory import Memory
     >>> plan = Memory(0, 10 << 30, grads=0, optimizer=20 << 30, gathered=0, activations=40 << 30)
     >>> at = InUse("npu:1", 80 << 30, 0, tensors=59 << 30, kept=0, requested=1 << 30)
     >>> overhead(at, plan, has_optimizer_state=False), overhead(at, plan, has_optimizer_state=True)

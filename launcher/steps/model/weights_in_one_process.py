@@ -16,7 +16,7 @@ from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.settings.encryption import trust
 from launcher.plan.values.precision import DTYPE, HALF
 from launcher.planner.plan_job import builder
-from launcher.runtime.training.state import unpacked
+from launcher.runtime.training.checkpoint_tensors import unpacked
 
 
 def from_checkpoint(job: Job, folder: Path) -> torch.nn.Module:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from launcher.checkpoint.foreign.torch_dcp import KNOWN_METADATA, Record, read, read_dcp
 from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.runtime.cluster.world import World
-from launcher.runtime.training.state import blob
+from launcher.runtime.training.checkpoint_tensors import blob
 from launcher.untrusted.pickles import RefusedPickle
 from tests.checkpoint.refusal import refusal
 from tests.ranks import on_ranks

@@ -18,7 +18,7 @@ from launcher.checkpoint import (
     verify,
 )
 from launcher.checkpoint.chunked import BUFFER
-from launcher.checkpoint.foreign import read
+from launcher.checkpoint.foreign import import_checkpoint
 from launcher.checkpoint.full_tensors import Blobs
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
@@ -113,6 +113,6 @@ def test_a_rank_reads_its_pieces_however_many_buffers_they_fill() -> None:
     full = filled(target)
     src = Blobs({n: Blob.of(e.dtype, e.layout.shape, full[n]) for n, e in target.entries.items()})
     for rank in range(grid.size):
-        found = dict(read.pieces_of_rank(src, target, rank))
+        found = dict(import_checkpoint.pieces_of_rank(src, target, rank))
         assert found == blobs_of_rank(target, rank, full)
         assert all(blob.data.nbytes > BUFFER for blob in found.values())

@@ -24,7 +24,7 @@ from launcher.extras.mindspore.ckpt import write_ckpt
 from launcher.extras.mindspore.encryption import KEYS, MODES, CipherMode
 from launcher.extras.mindspore.layouts_without_checkpoint import on_paper
 from launcher.extras.mindspore.rank_files import RankSource, open_source
-from launcher.extras.mindspore.shapes_of_slices import of_slices
+from launcher.extras.mindspore.shapes_of_slices import strategy_with_shapes_of_slices
 from launcher.extras.mindspore.strategy_argument import listed
 from launcher.plan.values.tensor_spec import TensorSpec
 from tests.checkpoint.saving import filled, save, small
@@ -177,7 +177,7 @@ def _read_strategy(folder: Path) -> None:
     assert found is not None
     try:
         on_paper(found, None)
-        of_slices(found, {name: TensorSpec((4, 4), "int8") for name in listed(found)})
+        strategy_with_shapes_of_slices(found, {name: TensorSpec((4, 4), "int8") for name in listed(found)})
     except ValueError as error:  # of the strategy as a value, which knows no file
         raise ValueError(f"{path}: {error}") from error
 

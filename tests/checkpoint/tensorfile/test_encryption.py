@@ -10,7 +10,7 @@ import pytest
 
 from launcher.checkpoint import open_checkpoint, partial, read_extra, read_rank, single, transform, verify, write_rank
 from launcher.checkpoint.export_one_file import export
-from launcher.checkpoint.foreign.read import import_full
+from launcher.checkpoint.foreign.import_checkpoint import import_full
 from launcher.checkpoint.layout.strategy import Entry, Strategy
 from launcher.checkpoint.store import commit
 from launcher.checkpoint.tensorfile.encryption import (

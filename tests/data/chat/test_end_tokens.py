@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from launcher.data.chat.checks import check_chat, trained_text
+from launcher.data.chat.checks import check_first_rows, trained_text
 from launcher.data.chat.conversation_files import conversation
 from launcher.data.chat.template import chat_tokenizer
 from launcher.data.chat.tokens import _folder
@@ -52,7 +52,7 @@ def settings(home: Path, template: str) -> Chat:
 @pytest.mark.parametrize("template", ENDED.values(), ids=[*ENDED])
 def test_a_turn_that_ends_with_a_special_token_is_taken_and_told(template: str, tmp_path: Path) -> None:
     of = settings(tmp_path, template)
-    assert [*check_chat(of)] == []
+    assert [*check_first_rows(of)] == []
     assert trained_text(of) == "in c.jsonl:1 the model is trained on 'one<|im_end|>' and 'two<|im_end|>'"
 
 
@@ -65,7 +65,7 @@ def test_the_plan_says_what_is_learned_of_the_first_row_with_an_answer(tmp_path:
 
 @pytest.mark.parametrize("template", ENDLESS.values(), ids=[*ENDLESS])
 def test_turns_of_which_none_ends_with_a_special_token_are_refused(template: str, tmp_path: Path) -> None:
-    (problem,) = check_chat(settings(tmp_path, template))
+    (problem,) = check_first_rows(settings(tmp_path, template))
     assert problem.key == "data.template"
     assert f"never learn to stop: in {tmp_path}/c.jsonl:1 it is trained on 'one' and 'two'" in problem.text
 

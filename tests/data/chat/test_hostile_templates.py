@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from launcher.data.chat.checks import check_chat
+from launcher.data.chat.checks import check_first_rows
 from launcher.data.chat.conversation_files import BadRow, Conversation
 from launcher.data.chat.template import ChatTemplate, TemplateLimit
 from launcher.job.schema.data import Chat
@@ -127,4 +127,4 @@ def test_a_slow_template_is_refused_at_plan_time(tmp_path, monkeypatch, on_bad):
     )
     reason = "the template is too slow: more than 10 s for the first conversations"
     text = f"data.template: {tmp_path}/t.jinja: {reason}: in {tmp_path}/a.jsonl:1"
-    assert [str(problem) for problem in check_chat(settings)] == [text]
+    assert [str(problem) for problem in check_first_rows(settings)] == [text]

@@ -17,7 +17,7 @@ from launcher.data.prepare.corpus_formats import corpus_file, unpacked
 from launcher.data.prepare.documents import Position
 from launcher.data.prepare.documents import blocks as blocks_of
 from launcher.data.prepare.prepare import OTHER_CORPUS
-from launcher.data.prepare.shards import published, working_folder
+from launcher.data.prepare.shard_record import published, working_folder
 from launcher.data.tokens.corpus import corpus
 from launcher.errors import RunError
 from launcher.job.schema.data import Tokens
@@ -318,7 +318,7 @@ def test_an_arrow_stream_without_its_end_is_cut_short(tmp_path):
 
 def test_a_killed_worker_ends_prepare_with_a_message(tmp_path, monkeypatch):
     src = jsonl(tmp_path / "a.jsonl", documents(3000))
-    monkeypatch.setattr("launcher.workers.CODE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    monkeypatch.setattr("launcher.process_pool.CODE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(RunError) as error:
         prepared(src=str(src), dst=str(tmp_path / "out"), tokenizer="bytes", workers=1)
     text = "a process that encodes was killed; the system kills processes when memory runs out"

@@ -16,7 +16,7 @@ from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.runtime.training import loop, save, state
+from launcher.runtime.training import checkpoint_tensors, loop, save
 from launcher.steps.certification.compare import pieces
 from launcher.steps.model import build_session
 from tests.parity import job, whole
@@ -52,7 +52,7 @@ def rank_steps(world: World, j: Job, plan: Plan, folder: Path, until: int, saved
     """Steps up to ``until``: the checkpoint written then, all losses, the held-out loss, and the weights."""
     s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
     if saved is not None:
-        state.load(s, saved)
+        checkpoint_tensors.load(s, saved)
     losses = []
     while s.step < until:
         losses.append(loop.step(s, None)[0])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.checkpoint import Blob, Strategy, open_checkpoint, rank_list_for_transform, transform_checkpoint_by_rank
-from launcher.checkpoint.foreign.read import read_incoming
+from launcher.checkpoint.foreign.import_checkpoint import read_incoming
 from launcher.checkpoint.layout.derive_strategy import with_left_out_tensors
 from launcher.checkpoint.layout.strategy import Entry
 from launcher.checkpoint.transform import transform

@@ -34,7 +34,7 @@ def test_a_cached_result_equals_the_computed_one(name):
     args = args[:-1] if kwargs else args
     want = func(*args, **kwargs)
     for _ in range(2):
-        got = meta_shapes.run(func, args, kwargs)
+        got = meta_shapes.run_cached(func, args, kwargs)
         assert type(got) is type(want)
         for a, b in zip(tree_leaves(got), tree_leaves(want), strict=True):
             assert (a.shape, a.stride(), a.dtype, a.device) == (b.shape, b.stride(), b.dtype, b.device)
@@ -44,22 +44,22 @@ def test_a_cached_result_equals_the_computed_one(name):
 def test_views_are_made_each_time(func):
     for _ in range(2):
         x = meta(2, 3)
-        assert meta_shapes.run(func, (x, [6]), {}).untyped_storage()._cdata == x.untyped_storage()._cdata
+        assert meta_shapes.run_cached(func, (x, [6]), {}).untyped_storage()._cdata == x.untyped_storage()._cdata
 
 
 def test_an_operation_that_returns_its_input_returns_it_again():
     for _ in range(2):
         x = meta(2)
         with torch.inference_mode():
-            assert meta_shapes.run(aten.dropout.default, (x, 0.5, False), {}) is x
+            assert meta_shapes.run_cached(aten.dropout.default, (x, 0.5, False), {}) is x
 
 
 def test_the_default_dtype_counts():
     x = meta(2, dtype=torch.int64)
-    single = meta_shapes.run(aten.div.Tensor, (x, 2), {}).dtype
+    single = meta_shapes.run_cached(aten.div.Tensor, (x, 2), {}).dtype
     torch.set_default_dtype(torch.float64)
     try:
-        double = meta_shapes.run(aten.div.Tensor, (x, 2), {}).dtype
+        double = meta_shapes.run_cached(aten.div.Tensor, (x, 2), {}).dtype
     finally:
         torch.set_default_dtype(torch.float32)
     assert (single, double) == (torch.float32, torch.float64)
@@ -68,12 +68,12 @@ def test_the_default_dtype_counts():
 def test_an_error_is_raised_again():
     for _ in range(2):
         with pytest.raises(RuntimeError, match="broadcast"):
-            meta_shapes.run(aten.add.Tensor, (meta(2), meta(3)), {})
+            meta_shapes.run_cached(aten.add.Tensor, (meta(2), meta(3)), {})
 
 
 def test_results_that_are_not_on_the_meta_device_are_computed():
-    assert meta_shapes.run(aten.add.Tensor, (torch.ones(2), 1), {}).tolist() == [2.0, 2.0]
-    assert meta_shapes.run(aten.add.Tensor, (torch.ones(2), 2), {}).tolist() == [3.0, 3.0]
+    assert meta_shapes.run_cached(aten.add.Tensor, (torch.ones(2), 1), {}).tolist() == [2.0, 2.0]
+    assert meta_shapes.run_cached(aten.add.Tensor, (torch.ones(2), 2), {}).tolist() == [3.0, 3.0]
 
 
 def test_tree_functions_agree_with_those_of_torch():

@@ -16,7 +16,7 @@ from launcher.run.external_ranks.joining import Joining, Unjoined
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.messages import interruptible
 from launcher.runtime.cluster.network import NetworkView
-from launcher.runtime.cluster.world import never
+from launcher.runtime.cluster.world import no_stop_signal
 from launcher.runtime.faults import raised
 
 LIMIT_S = 60.0
@@ -27,7 +27,9 @@ def store() -> Store:
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=LIMIT_S))
 
 
-def joining(store: Store, rank: int, stop_signal: Callable[[], int] = never, timeout_s: float = LIMIT_S) -> Joining:
+def joining(
+    store: Store, rank: int, stop_signal: Callable[[], int] = no_stop_signal, timeout_s: float = LIMIT_S
+) -> Joining:
     at = Place(rank=rank, size=2, local_rank=0, local_size=1, attempt=0, host="127.0.0.1", port=1)
     return Joining(store, "launcher0", NetworkView(at, {}), timeout_s, stop_signal)
 

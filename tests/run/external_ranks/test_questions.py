@@ -10,7 +10,7 @@ import pytest
 from launcher.errors import RequestError, RunError
 from launcher.run.external_ranks.joining import RankReports, about, check_connections, listeners, silent
 from launcher.runtime.cluster.launch_env import Place
-from launcher.runtime.cluster.network import GLOO, Listener, NetworkView
+from launcher.runtime.cluster.network import GLOO, ListenAddress, NetworkView
 from launcher.runtime.code_versions import of_a_rank
 
 MINE = of_a_rank()
@@ -65,5 +65,5 @@ def test_connections_that_work_are_nothing_to_tell() -> None:
 def test_ranks_that_do_not_answer_are_named_with_their_node() -> None:
     used = network(0)
     used.nodes = {0: "a", 1: "a", 2: "b", 3: "b"}
-    used.peers = (Listener(0, "a", "lo", "127.0.0.1"), Listener(2, "b", "lo", "127.0.0.1"))
+    used.peers = (ListenAddress(0, "a", "lo", "127.0.0.1"), ListenAddress(2, "b", "lo", "127.0.0.1"))
     assert str(silent([2, 3], used, 60)) == "ranks 2, 3 (on b) have not answered rank 0 within 60 s"

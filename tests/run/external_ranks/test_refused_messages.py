@@ -26,7 +26,7 @@ from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.messages import CAUSE, Messages, Secret, secret
 from launcher.runtime.cluster.network import NetworkView
 from launcher.runtime.cluster.rendezvous import MessageRefused
-from launcher.runtime.cluster.world import among, never
+from launcher.runtime.cluster.world import among, no_stop_signal
 from launcher.steps.on_ranks import RankSteps
 
 LIMIT_S = 60.0
@@ -131,7 +131,7 @@ def test_a_rank_that_refuses_an_address_ends_those_that_wait_to_join(store: TCPS
 
 
 def joining(store: Store, rank: int) -> Joining:
-    return Joining(store, "launcher0", NetworkView(place(rank, 3), {}), LIMIT_S, never)
+    return Joining(store, "launcher0", NetworkView(place(rank, 3), {}), LIMIT_S, no_stop_signal)
 
 
 def waits() -> None:

@@ -11,7 +11,7 @@ from launcher.runtime.cluster.network import (
     GLOO,
     NCCL,
     Interface,
-    Listener,
+    ListenAddress,
     NetworkView,
     Route,
     Unreached,
@@ -110,12 +110,12 @@ def test_an_interface_that_is_not_there_is_named() -> None:
 
 
 def test_the_line_of_a_connection_that_fails() -> None:
-    near, far = Listener(0, "a", "eth0", "10.0.0.1"), Listener(2, "b", "eth0", "10.0.0.2")
+    near, far = ListenAddress(0, "a", "eth0", "10.0.0.1"), ListenAddress(2, "b", "eth0", "10.0.0.2")
     text = "a (eth0, 10.0.0.1) cannot reach b (eth0, 10.0.0.2): No route to host"
     assert describe([Unreached(near, far, "No route to host")], "head") == (
         f"{text}; these interfaces reach MASTER_ADDR (head); set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to others"
     )
-    set_by_user = Listener(2, "b", "eth0", "10.0.0.2", set_by_user=True)
+    set_by_user = ListenAddress(2, "b", "eth0", "10.0.0.2", set_by_user=True)
     both = [Unreached(set_by_user, near, "why"), Unreached(near, set_by_user, "No route to host")]
     assert describe(both, "head") == (
         f"{text} (2 connections between nodes fail); GLOO_SOCKET_IFNAME is set on b: set it to the interface that "
@@ -125,6 +125,6 @@ def test_the_line_of_a_connection_that_fails() -> None:
 
 def test_ipv4_and_ipv6_do_not_connect() -> None:
     near = NetworkView(at(rank=0), {GLOO: "lo"})
-    near.peers = (*near.listen(), Listener(2, "b", "lo", "::1", 5))
+    near.peers = (*near.listen(), ListenAddress(2, "b", "lo", "::1", 5))
     assert [one.why for one in near.unreached()] == ["one has an IPv4 address, the other an IPv6 address"]
     near.close()

@@ -15,16 +15,16 @@ from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
-from launcher.run.external_ranks.joining import ListensAt, Reaches
+from launcher.run.external_ranks.joining import ListensAt, UnreachablePeers
 from launcher.run.external_ranks.leader import Instruction, Word
 from launcher.run.external_ranks.shared_folder import SeesFile
 from launcher.run.external_ranks.trial_layouts import Ended, ExternalTrial
 from launcher.runtime.cluster.messages import Unsuitable, decode, encode
-from launcher.runtime.cluster.network import Listener
+from launcher.runtime.cluster.network import ListenAddress
 from launcher.runtime.faults import Fault
 from launcher.steps.on_ranks import RankSteps
 
-LISTENER = Listener(0, "a", "eth0", "10.0.0.1", 7)
+LISTENER = ListenAddress(0, "a", "eth0", "10.0.0.1", 7)
 
 
 def same(a: Any, b: Any, where: str = "") -> None:
@@ -66,7 +66,7 @@ def test_an_order_comes_back_as_it_was(recipe):
 @pytest.mark.parametrize(
     "word",
     [
-        0, 75, SeesFile(Path("runs/.shared-1")), ListensAt(None), Reaches((LISTENER,), {0: "a", 3: "b"}),
+        0, 75, SeesFile(Path("runs/.shared-1")), ListensAt(None), UnreachablePeers((LISTENER,), {0: "a", 3: "b"}),
         Ended(Fault(1, 0, "ValueError", "it\nfailed", "trace", 7, True), None, 15, True), Ended(),
     ],
     ids=["an exit code", "another", "a file", "where", "whom", "a rank's end", "a good end"],

@@ -24,7 +24,7 @@ OBJECTS = {
     "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
     "recv_object_list",
 }  # fmt: skip
-OWN_CHILDREN = {"runtime/processes/worker.py", "workers.py"}
+OWN_CHILDREN = {"runtime/processes/worker.py", "process_pool.py"}
 """Unnamed pipes between one of our processes and its own children."""
 
 

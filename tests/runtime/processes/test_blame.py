@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from launcher.runtime.cluster.launch_env import Place
-from launcher.runtime.cluster.network import Listener, NetworkView, Unreached
+from launcher.runtime.cluster.network import ListenAddress, NetworkView, Unreached
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Fault, failed, raised
 from launcher.runtime.processes.hang import _cut
 
-A, B = Listener(0, "a", "eth0", "10.0.0.1"), Listener(2, "b", "eth0", "10.0.0.2")
+A, B = ListenAddress(0, "a", "eth0", "10.0.0.1"), ListenAddress(2, "b", "eth0", "10.0.0.2")
 WORLD = World(0, 4, 0, 2, 0, "cpu", "gloo")
 LATE = RuntimeError("Timed out waiting 15000ms for recv operation to complete")
 GONE = RuntimeError("Connection closed by peer [10.0.0.2]:4711")

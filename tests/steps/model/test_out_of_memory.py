@@ -9,7 +9,7 @@ import torch
 
 from launcher.errors import RunError
 from launcher.job.compose import compose
-from launcher.plan.memory.memory import Memory
+from launcher.plan.memory.rank_memory import Memory
 from launcher.plan.values.text import GB
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World

@@ -19,7 +19,7 @@ from launcher.parallel.model_state.module_globals import files_of, put_back
 from launcher.parallel.model_state.python_state import PythonState, changed, generator_state, snapshot
 from launcher.parallel.trace.clock_and_host_reads import streams_kept
 from launcher.parallel.trace.mixing_samples import numbers_if_too_large
-from launcher.parallel.trace.run_on_values import in_memory, stand_ins
+from launcher.parallel.trace.run_on_values import in_memory, trial_inputs
 from launcher.parallel.trace.sample_values import trying
 
 
@@ -221,7 +221,7 @@ def _other_values(module: nn.Module, program: torch.export.ExportedProgram, inpu
             if recorded:
                 run = _over(_arguments(program, dict(_tensors(real))), OnCpu(program.graph_module).run)
             with torch.no_grad():
-                made = tree_leaves(run(*stand_ins(inputs, 0)))
+                made = tree_leaves(run(*trial_inputs(inputs, 0)))
             outputs.append([t for t in made if isinstance(t, Tensor)])
     for n, (own, other) in enumerate(zip(*outputs, strict=True)) if len(outputs) == 2 else ():
         if not _close(own, other):

@@ -17,7 +17,7 @@ from launcher.extras.device_matrix.op_graph import OpGraph
 from launcher.extras.device_matrix.run.record import record
 from launcher.parallel.model_state.deep_copy import HOOKS, copied
 from launcher.parallel.model_state.python_state import PythonState, changed, snapshot
-from launcher.parallel.trace.output_specs import spec
+from launcher.parallel.trace.tensor_specs import spec
 from launcher.plan.cut.stages import covers
 
 

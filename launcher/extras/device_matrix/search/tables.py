@@ -96,8 +96,8 @@ Users that take a value alike share one move. Above this size, only neighbors ar
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
-    """Equal operators with the same candidates; ``number`` identifies the kind."""
+class OperatorClass:
+    """A class of equal operators with the same candidates; ``number`` identifies it."""
 
     number: int
     node: OpNode
@@ -125,8 +125,8 @@ class Priced:
     weight: int
 
 
-Maker = tuple[int, int, Kind]
-"""The origin of a value: the node that makes it, the place among its outputs, and its kind."""
+Maker = tuple[int, int, OperatorClass]
+"""The origin of a value: the node that makes it, the place among its outputs, and its class."""
 
 
 class Pricer:
@@ -145,7 +145,7 @@ class Pricer:
         self.weights = weights or [1] * len(graph.nodes)
         self.shared = Eliminator()
         self._of: Sequence[int] = ()
-        self._kinds: dict[object, Kind] = {}
+        self._classes: dict[object, OperatorClass] = {}
         self._columns: dict[int, tuple[tuple[OpStrategy, ...], ...]] = {}
         self._menus: dict[tuple[State, ...], tuple[State, ...]] = {}
         self._hold: list[object] = []
@@ -184,58 +184,63 @@ class Pricer:
             self._hold.append(menu)
         return self._columns[id(menu)]
 
-    def kinds(self, candidates: Sequence[tuple[OpStrategy, ...]]) -> tuple[Kind, ...]:
+    def classes(self, candidates: Sequence[tuple[OpStrategy, ...]]) -> tuple[OperatorClass, ...]:
         out = []
         for at, (node, rule, mine) in enumerate(zip(self.graph.nodes, self.rules, candidates, strict=True)):
             key = self.signatures[at], id(mine)  # the id stays valid, because _hold keeps a reference
-            kind = self._kinds.get(key)
-            if kind is None:
-                same = self._kinds.get((self.signatures[at], mine))
-                kind = same or Kind(len(self._kinds), node, rule, mine)
-                self._kinds[key] = self._kinds[self.signatures[at], mine] = kind
+            op_class = self._classes.get(key)
+            if op_class is None:
+                same = self._classes.get((self.signatures[at], mine))
+                op_class = same or OperatorClass(len(self._classes), node, rule, mine)
+                self._classes[key] = self._classes[self.signatures[at], mine] = op_class
                 self._hold.append(mine)
-            out.append(kind)
+            out.append(op_class)
         return tuple(out)
 
-    def priced(self, kinds: Sequence[Kind], of: Sequence[int]) -> list[Priced]:
+    def priced(self, classes: Sequence[OperatorClass], of: Sequence[int]) -> list[Priced]:
         """Returns tables whose sum is the cost of the graph; ``of[n]`` is the variable of node n."""
         self._of = of
-        out = [self._of_node(at, kind) for at, kind in enumerate(kinds)]
-        for at, (node, kind) in enumerate(zip(self.graph.nodes, kinds, strict=True)):
+        out = [self._of_node(at, op_class) for at, op_class in enumerate(classes)]
+        for at, (node, op_class) in enumerate(zip(self.graph.nodes, classes, strict=True)):
             for place, v in enumerate(node.outs):
-                out += self._of_value(v, kinds, (at, place, kind))
+                out += self._of_value(v, classes, (at, place, op_class))
         for v in self.graph.inputs:
             if v in self.fixed.rest:
-                out += self._of_value(v, kinds, None)
+                out += self._of_value(v, classes, None)
         for name, v in self.graph.params:
             out += (
-                self._of_value(v, kinds, None) if name in self.graph.buffers else self._of_parameter(v, kinds)
+                self._of_value(v, classes, None)
+                if name in self.graph.buffers
+                else self._of_parameter(v, classes)
             )
         return out
 
-    def _of_node(self, at: int, kind: Kind) -> Priced:
-        key = self._number("node", kind.number)
+    def _of_node(self, at: int, op_class: OperatorClass) -> Priced:
+        key = self._number("node", op_class.number)
         if key not in self._known:
-            costs = [node_cost(self.graph, kind.node, kind.rule, s, self.model) for s in kind.candidates]
+            costs = [
+                node_cost(self.graph, op_class.node, op_class.rule, s, self.model)
+                for s in op_class.candidates
+            ]
             self._known[key] = _arrays(costs, (len(costs),))
         return Priced((self._of[at],), key, *self._known[key], self.weights[at])
 
-    def _of_value(self, v: int, kinds: Sequence[Kind], producer: Maker | None) -> list[Priced]:
+    def _of_value(self, v: int, classes: Sequence[OperatorClass], producer: Maker | None) -> list[Priced]:
         """Returns the moves of a value: in one table over all users if it is small, else over neighbors."""
         users = list(self.uses.get(v, ()))
-        states = prod(len(kinds[at].candidates) for at in self._one_each(at for at, _ in users))
+        states = prod(len(classes[at].candidates) for at in self._one_each(at for at, _ in users))
         states *= len(producer[2].candidates) if producer else 1
         if states <= SHARED or len(users) < 3:
-            return self._moves(v, kinds, producer, users)
-        out = self._moves(v, kinds, producer, users[:1])
+            return self._moves(v, classes, producer, users)
+        out = self._moves(v, classes, producer, users[:1])
         for i in range(1, len(users)):
-            out += self._moves(v, kinds, producer, users[i - 1 : i + 1], last_only=True)
+            out += self._moves(v, classes, producer, users[i - 1 : i + 1], last_only=True)
         return out
 
     def _moves(
         self,
         v: int,
-        kinds: Sequence[Kind],
+        classes: Sequence[OperatorClass],
         producer: Maker | None,
         users: Sequence[tuple[int, int]],
         last_only: bool = False,
@@ -249,11 +254,11 @@ class Pricer:
         if not users and leave is None and v not in self.graph.outputs:
             return []
         nodes = [*(at for at, _ in users), *([producer[0]] if producer else ())]
-        scope, axis, sizes = self._scope(nodes, kinds)
+        scope, axis, sizes = self._scope(nodes, classes)
         key = self._number(
             "value", value, leave, last_only, self.fixed.rest.get(v),
             (axis[producer[0]], producer[1], producer[2].number) if producer else None,
-            tuple((axis[at], place, kinds[at].number) for at, place in users),
+            tuple((axis[at], place, classes[at].number) for at, place in users),
         )  # fmt: skip
         if key not in self._known:
             moves = MoveTable(value, self.model, sizes)
@@ -263,14 +268,14 @@ class Pricer:
                 source = moves.states([written], None)
             else:
                 source = moves.states(producer[2].made(producer[1], dims), axis[producer[0]])
-            ways = [moves.states(kinds[at].ports(place, dims), axis[at]) for at, place in users]
+            ways = [moves.states(classes[at].ports(place, dims), axis[at]) for at, place in users]
             ways += [moves.states([leave], None)] if leave is not None else []
             self._known[key] = moves.priced(source, ways, written, last_only=last_only)
         seconds, memory = self._known[key]
         weight = self.weights[producer[0]] if producer else 1
         return [Priced(scope, key, seconds, memory, weight)] if seconds.any() or memory.any() else []
 
-    def _of_parameter(self, v: int, kinds: Sequence[Kind]) -> list[Priced]:
+    def _of_parameter(self, v: int, classes: Sequence[OperatorClass]) -> list[Priced]:
         """Returns the tables of a parameter, which rests in the layout of its first user.
 
         If the table over all users is too large, each user is paired with the first one.
@@ -279,18 +284,18 @@ class Pricer:
         if not users:
             return []
         nodes = self._one_each(at for at, _ in users)
-        states = prod(len(kinds[at].candidates) for at in nodes)
+        states = prod(len(classes[at].candidates) for at in nodes)
         if states <= SHARED or len(nodes) < 3:
-            return [self._stored(v, kinds, users)]
-        return [self._stored(v, kinds, [users[0], user]) for user in users[1:]]
+            return [self._stored(v, classes, users)]
+        return [self._stored(v, classes, [users[0], user]) for user in users[1:]]
 
-    def _stored(self, v: int, kinds: Sequence[Kind], users: Sequence[tuple[int, int]]) -> Priced:
+    def _stored(self, v: int, classes: Sequence[OperatorClass], users: Sequence[tuple[int, int]]) -> Priced:
         value, written = self.graph.values[v], self.fixed.rest.get(v)
-        scope, axis, sizes = self._scope([at for at, _ in users], kinds)
-        places = tuple((axis[at], place, kinds[at].number) for at, place in users)
+        scope, axis, sizes = self._scope([at for at, _ in users], classes)
+        places = tuple((axis[at], place, classes[at].number) for at, place in users)
         key = self._number("parameter", value, written, places)
         if key not in self._known:
-            ports = [(axis[at], kinds[at].ports(place, len(value.shape))) for at, place in users]
+            ports = [(axis[at], classes[at].ports(place, len(value.shape))) for at, place in users]
             costs = [
                 stored_cost(value, tuple(layouts[states[i]] for i, layouts in ports), written, self.model)
                 for states in np.ndindex(*sizes)
@@ -299,11 +304,11 @@ class Pricer:
         return Priced(scope, key, *self._known[key], self.weights[users[0][0]])
 
     def _scope(
-        self, nodes: Sequence[int], kinds: Sequence[Kind]
+        self, nodes: Sequence[int], classes: Sequence[OperatorClass]
     ) -> tuple[tuple[int, ...], dict[int, int], list[int]]:
         """Returns the variables of ``nodes``, each node's place among them, and their numbers of states."""
         scope = tuple(sorted({self._of[at] for at in nodes}))
-        sizes = {self._of[at]: len(kinds[at].candidates) for at in nodes}
+        sizes = {self._of[at]: len(classes[at].candidates) for at in nodes}
         return scope, {at: scope.index(self._of[at]) for at in nodes}, [sizes[x] for x in scope]
 
     def _one_each(self, nodes: Iterable[int]) -> list[int]:
@@ -413,4 +418,4 @@ def search(pricer: Pricer, variables: Variables, menus: Menus) -> VariableSearch
         columns = pricer.columns(menu)
         for place, at in enumerate(variable.members):
             aligned[at] = columns[place]
-    return VariableSearch(pricer, menus, pricer.priced(pricer.kinds(aligned), variables.of))
+    return VariableSearch(pricer, menus, pricer.priced(pricer.classes(aligned), variables.of))

@@ -30,7 +30,7 @@ TRAVEL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass
-class Seen:
+class ComparedTensor:
     """A tensor in all constructions: rows that are ``alike``; the most equal values in ``others``."""
 
     first: Tensor
@@ -79,7 +79,7 @@ class Seen:
 def complaints(plain: Numbers, construct: Callable[[int], Numbers], made: Numbers) -> dict[str, str]:
     """Why tensors of ``made`` do not fit plain constructions; ``construct(n)`` makes another one."""
     constructed = {
-        name: Seen(t, torch.ones(_row_count(t), dtype=torch.bool))
+        name: ComparedTensor(t, torch.ones(_row_count(t), dtype=torch.bool))
         for name, t in plain.items()
         if name in made
     }
@@ -94,14 +94,18 @@ def complaints(plain: Numbers, construct: Callable[[int], Numbers], made: Number
     return wrong
 
 
-def _more(constructed: Mapping[str, Seen], construct: Callable[[int], Numbers], which: range) -> None:
+def _more(
+    constructed: Mapping[str, ComparedTensor], construct: Callable[[int], Numbers], which: range
+) -> None:
     for n in which:
         numbers = construct(n)
         for name, s in constructed.items():
             s.add(numbers[name])
 
 
-def _wrong(constructed: Mapping[str, Seen], made: Numbers, ranges: float) -> Iterator[tuple[str, str]]:
+def _wrong(
+    constructed: Mapping[str, ComparedTensor], made: Numbers, ranges: float
+) -> Iterator[tuple[str, str]]:
     for name, s in constructed.items():
         if text := s.complaint(made[name], ranges):
             yield name, text

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.containers import mapped, tensors
 from launcher.parallel.dispatch.modes import default_dtype, tree_leaves
-from launcher.parallel.model_state.backward_state import BACKWARD, FORWARD, entangled
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files_of, put_back, variables
 from launcher.parallel.model_state.python_state import PythonState, changed, owns_generator, reading, snapshot
+from launcher.parallel.model_state.state_across_passes import BACKWARD, FORWARD, entangled
 from launcher.parallel.trace.clock_and_host_reads import streams_kept
-from launcher.parallel.trace.run_on_values import OTHER, in_memory, sample_inputs, stand_ins
+from launcher.parallel.trace.run_on_values import OTHER, in_memory, sample_inputs, trial_inputs
 from launcher.parallel.trace.sample_values import FEW, SampleValues
 from launcher.plan.values.model_graph import MovingAttribute
 
@@ -142,7 +142,7 @@ def not_restored(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[str, ...]:
         with torch.no_grad():
             for p in used.parameters():
                 p.mul_(0.75)
-        others = stand_ins(inputs, OTHER)
+        others = trial_inputs(inputs, OTHER)
         resumed, again = (_restored(_ready(model, inputs, True, 0)[0], used) for _ in range(2))
         goes_on, *new = (_seeded_forward(one, others) for one in (used, resumed, again))
         if not _same(*new) or _same(goes_on, new[0]):
@@ -193,7 +193,7 @@ def _ready(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         if looks:
-            return in_memory(model), stand_ins(inputs, batch)
+            return in_memory(model), trial_inputs(inputs, batch)
     return copied(model), [torch.empty_like(x, device="meta") for x in inputs]
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from launcher.errors import RunError
 from launcher.extras.layout_search.search import PLANNER as PLANNER
+from launcher.process_pool import AHEAD, Interpreter, Workers, workers
 from launcher.runtime.processes.fork_server import start_here
-from launcher.workers import AHEAD, Interpreter, Workers, workers
 
 OWN = partial(Interpreter, module="launcher.errors", environ={"SEEN_BY": "a child"})
 each_start = pytest.mark.parametrize("start", [OWN, start_here], ids=["own interpreter", "fork"])
@@ -151,7 +151,7 @@ def test_prints_of_a_child_are_no_output_of_the_command(capfd: pytest.CaptureFix
 
 ASKS = """
 import os, sys
-from tests.test_workers import OWN, place, workers, sleeping
+from tests.test_process_pool import OWN, place, workers, sleeping
 with workers(1, OWN, "a child") as crew:
     [(pid, _)] = crew.map(place, [0])
     print(pid, flush=True)

@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 
 from launcher.checkpoint import Blob, import_full, verify
 from launcher.checkpoint.chunked import slices
-from launcher.checkpoint.foreign.read import form_of, import_tensors, read_incoming
+from launcher.checkpoint.foreign.import_checkpoint import form_of, import_tensors, read_incoming
 from launcher.checkpoint.full_tensors import FullTensors, chunks
 from launcher.checkpoint.tensorfile.safetensors import words
 from launcher.extras.mindspore.ckpt import write_ckpt

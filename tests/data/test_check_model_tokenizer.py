@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.data import train_byte_pairs
-from launcher.data.model_tokenizer import check_tokenizer
+from launcher.data.check_model_tokenizer import check_tokenizer
 from launcher.job.compose import compose
 
 

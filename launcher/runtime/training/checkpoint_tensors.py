@@ -23,7 +23,7 @@ from launcher.optim.state_packing import on_device, pack, unpack
 from launcher.parallel.broadcast import Sent, share
 from launcher.parallel.mesh import local
 from launcher.parallel.trace.model_facts import dtype_of
-from launcher.parallel.trace.output_specs import spec
+from launcher.parallel.trace.tensor_specs import spec
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.settings.checkpoint import AVERAGE, STREAM
 from launcher.plan.values.layout import Layout

@@ -31,7 +31,7 @@ from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.untrusted.files import irregular, stands, without_collection
-from launcher.untrusted.hub import download_hint
+from launcher.untrusted.hub_name_hint import download_hint
 
 ForeignForm = Literal["hf", "mindspore", "dcp"]
 FileState = tuple[str, int, int, int]

@@ -9,8 +9,8 @@ from launcher.job.schema.components import Optim
 from launcher.job.schema.optim import SGD, Adafactor, AdamW, Lion, Momentum, Muon
 from launcher.job.schema.parallel import Hsdp
 from launcher.job.schema.user_class import Target
-from launcher.plan.memory.memory import Memory, memory
 from launcher.plan.memory.optimizer_state import StateSize
+from launcher.plan.memory.rank_memory import Memory, memory
 from launcher.plan.memory.walk import MemoryInUse
 from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.model_graph import Role

@@ -1,4 +1,4 @@
-"""Chooses the recomputed blocks for ``recompute: auto``."""
+"""Plans a request with ``recompute: auto``: tries choices of blocks until the plan of one fits in memory."""
 
 from __future__ import annotations
 

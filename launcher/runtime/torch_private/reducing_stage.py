@@ -21,7 +21,7 @@ from launcher.runtime.torch_private.stage_by_torch_version import Base, outputs_
 Metas = Sequence[tuple[torch.Tensor, ...]]
 
 
-class RuntimeStage(Base):
+class ReducingStage(Base):
     """A stage whose sharded gradients are reduced once a step, or (``reduce_each``) after every micro batch.
 
     torch's own stage keeps them unsharded until the last micro batch, whatever FSDP2 is set to.

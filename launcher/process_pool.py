@@ -1,4 +1,4 @@
-"""Child processes that answer tasks.
+"""A pool of child processes that answer tasks.
 
 The search for a layout and the preparation of data use them. Tasks and answers are pickled values. A child
 receives its next task while it works on the one before. Otherwise a large task and a large answer could block

@@ -44,7 +44,7 @@ class _History:
         return [key for key, old in before.items() if not same_mark(old, self._last.marks.get(key, ABSENT))]
 
 
-class StateBetweenCalls:
+class StateAroundCalls:
     """The state that each module could read when it last ended: its attributes, and its files' variables.
 
     Only the user's code changes state around calls, so a model without any is not examined. The variables of

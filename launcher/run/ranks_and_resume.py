@@ -13,7 +13,7 @@ from launcher.job.schema.job import Job
 from launcher.plan.values.note import Note
 from launcher.plan.values.resolved import Resolved
 from launcher.planner.plan_job import settled
-from launcher.run import launch, memory_check, resume, status
+from launcher.run import launch, memory_check, resume, status_record
 from launcher.run.resume import with_last_checkpoint
 from launcher.runtime import run_folder
 
@@ -86,7 +86,7 @@ def settle(request: Request, others: FollowerRanks | None, shown: bool = False) 
     return Settled(job, config, overrides, outer, done, notes, vocabulary_from=first.vocabulary_from)
 
 
-def home(job: Job) -> tuple[str, Path]:
+def run_location(job: Job) -> tuple[str, Path]:
     """The setting of the run's location, and the folder that it names."""
     return ("runs", Path(job.runs)) if job.run_dir is None else ("run_dir", Path(job.run_dir))
 
@@ -104,7 +104,7 @@ def _again(job: Job, config: str, others: FollowerRanks | None) -> Job:
     """Keeps a job that its outer launcher restarts in its first run folder, whatever it resumed from."""
     run = others.folder(job.launch.elastic) if others is not None else None
     if run is None and job.run_dir is None:
-        run = status.begun(Path(job.runs) / job.name, config)
+        run = status_record.begun(Path(job.runs) / job.name, config)
     if run is None:
         return job
     anew = job.checkpoint.resume if resume.own(job, run) is None else "auto"
@@ -116,7 +116,11 @@ def _done(job: Job, config: str, overrides: Sequence[str]) -> tuple[str, ...]:
     """The steps in the job's folder that are already done."""
     if job.run_dir is None:
         return ()
-    key, where = home(job)
+    key, where = run_location(job)
     unwritable = run_folder.check_writable(where, key)
     refuse([p for p in [run_folder.check_entries(where)] if p])
-    return () if unwritable else status.done(job.run_dir, overrides, config, job.checkpoint.resume == "never")
+    return (
+        ()
+        if unwritable
+        else status_record.done(job.run_dir, overrides, config, job.checkpoint.resume == "never")
+    )
