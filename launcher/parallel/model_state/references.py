@@ -175,6 +175,18 @@ def held_ties(model: nn.Module) -> tuple[tuple[str, str], ...]:
     return tuple(out)
 
 
+def held_modules(module: nn.Module) -> list[nn.Module]:
+    """Return the modules to which ``module`` or a part of it refers in Python attributes, without its own."""
+    known = {id(m) for m in module.modules()}
+    out: dict[int, nn.Module] = {}
+    for part in module.modules():
+        values = [v for n, v in vars(part).items() if n not in OWN and not isinstance(v, (*OPAQUE, Tensor))]
+        for some in (m for value in values for m in inside(value, known)):
+            if isinstance(some, nn.Module) and id(some) not in known:
+                out[id(some)] = some
+    return [*out.values()]
+
+
 def _node(at: str, node: Node) -> Problem:
     text = f"{at} holds an autograd node ({node.name()}) that the constructor made"
     why = "but the launcher replaces the weights of that node, so the node's hooks are not called"

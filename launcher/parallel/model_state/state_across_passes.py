@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import _engine_run_backward
+from torch.autograd.graph import _engine_run_backward, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from launcher.parallel.dispatch.containers import mapped
 from launcher.parallel.dispatch.modes import default_dtype, tree_leaves
 from launcher.parallel.model_state.deep_copy import copied, hooks
 from launcher.parallel.model_state.module_globals import contents_put_back, files_of, put_back
-from launcher.parallel.model_state.python_state import changed, library, snapshot
+from launcher.parallel.model_state.python_state import changed, library, reading, snapshot
+from launcher.parallel.model_state.references import OWN, inside
 
 Batch = tuple[Any, Any]
 """The arguments of a module's call: positional, and by name."""
@@ -59,33 +61,69 @@ def moved(model: nn.Module, leaf: nn.Module, args: Any, kwargs: Any) -> list[str
     return []
 
 
-class _GradientReads(TorchFunctionMode):
-    """Notes the names of parameters whose gradient is read while entered."""
+@dataclass(frozen=True)
+class BackwardReads:
+    """What code that runs in the backward reads, hooks of parameters aside.
+
+    ``gradients``: parameters whose gradient it reads. ``others``: parameters, buffers and attributes of other
+    modules that it reads by a reference in Python, each after the module that has the reference; attributes
+    only if forwards change them. Tensors that the forward saved for the backward are not among them.
+    """
+
+    gradients: tuple[str, ...] = ()
+    others: tuple[tuple[str, str], ...] = ()
+
+
+class _Reads(TorchFunctionMode):
+    """Notes the names of tensors of a model that are used while entered, or whose gradient is read."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.names = {id(p): name for name, p in model.named_parameters()}
-        self.read: dict[str, None] = {}
+        named = (*model.named_parameters(), *model.named_buffers())
+        self.names = {id(t): name for name, t in named}
+        self.gradients: dict[str, None] = {}
+        self.others: dict[str, None] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func == GRAD.__get__ and id(args[0]) in self.names:
-            self.read[self.names[id(args[0])]] = None
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        if func == GRAD.__get__:
+            if id(args[0]) in self.names:
+                self.gradients[self.names[id(args[0])]] = None
+        elif isinstance(out, torch.Tensor | tuple | list):  # not for reads of a property, such as a shape
+            used = tree_leaves((args, kwargs or {}))
+            self.others |= {self.names[id(t)]: None for t in used if id(t) in self.names}
+        return out
 
 
-def gradients_read(model: nn.Module, inputs: Sequence[torch.Tensor]) -> tuple[str, ...]:
-    """Return parameters whose gradient is read by code that runs in the backward, hooks of parameters aside.
+def _references(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the modules with a Python reference to the owner of a tensor or attribute, and its name."""
+    owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
+    known = {id(m) for m in model.modules()}
+    for path, module in model.named_modules() if owners else ():
+        below = {id(m) for m in module.modules()}
+        held = {id(v) for n, value in vars(module).items() if n not in OWN for v in inside(value, known)}
+        for name, of in owners.items():
+            if id(of) in held and id(of) not in below:
+                yield path, name
+
+
+def backward_reads(model: nn.Module, inputs: Sequence[torch.Tensor]) -> BackwardReads:
+    """Return what code that runs in the backward reads, hooks of parameters aside.
 
     Forward and backward run on meta tensors, on a copy. Returns nothing for code that reads values.
     """
     if not any(map(_hooks, model.modules())):
-        return ()
+        return BackwardReads()
     left = put_back(files_of(model)), contents_put_back(model)
     with suppress(Exception), default_dtype(torch.float32), torch.device("meta"), left[0], left[1]:
         one = copied(model)
-        made = tree_leaves(one(*(torch.empty_like(x, device="meta") for x in inputs)))
+        before = snapshot(one)
+        with saved_tensors_hooks(lambda t: t.detach(), lambda t: t):  # other objects than the tensors
+            made = tree_leaves(one(*(torch.empty_like(x, device="meta") for x in inputs)))
         out = tuple(t for t in made if isinstance(t, torch.Tensor) and t.requires_grad)
-        with _GradientReads(one) as seen:
+        kept = [name for name, _ in changed(before, snapshot(one))]
+        seen = _Reads(one)
+        with seen, reading(one, kept, lambda name: seen.others.setdefault(name)):
             # torch.autograd.backward would hide the mode from the code that it runs
             _engine_run_backward(
                 out,
@@ -96,8 +134,8 @@ def gradients_read(model: nn.Module, inputs: Sequence[torch.Tensor]) -> tuple[st
                 allow_unreachable=True,
                 accumulate_grad=True,
             )
-        return tuple(seen.read)
-    return ()
+        return BackwardReads(tuple(seen.gradients), tuple(_references(one, seen.others)))
+    return BackwardReads()
 
 
 def entangled(leaf: nn.Module, ready: Callable[[], tuple[nn.Module, Batch, Batch]]) -> str:
@@ -111,7 +149,10 @@ def entangled(leaf: nn.Module, ready: Callable[[], tuple[nn.Module, Batch, Batch
     with suppress(Exception), torch.random.fork_rng(devices=[]):
         in_turn, again = _in_order(leaf, ready, False), _in_order(leaf, ready, False)
         ahead = _in_order(leaf, ready, True)
-        if all(map(_equal, in_turn, again)):
+        unknown = any(
+            t.is_meta for some in in_turn for t in some
+        )  # a module outside of the leaf has no values
+        if not unknown and all(map(_equal, in_turn, again)):
             return next(
                 (part for part, *two in zip(PARTS, in_turn, ahead, strict=True) if not _equal(*two)), ""
             )

@@ -18,7 +18,7 @@ from launcher.parallel.cost.memory import BackwardMeter, Measured, product
 from launcher.parallel.dispatch.containers import NamedFunction, Rebuilt, tensors
 from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.model_state.deep_copy import copied, hooks
-from launcher.parallel.model_state.state_across_passes import gradients_read
+from launcher.parallel.model_state.state_across_passes import backward_reads
 from launcher.parallel.trace.code_between_modules import (
     NO_COST,
     RUNNING,
@@ -232,7 +232,7 @@ def graph(
     moved = tracer.watch.moved and not ours
     made = facts(tracer, known)
     made = _remembering(made, model, inputs) if moved else made
-    return made if ours else _drifting(_reading_gradients(made, model, inputs), model, inputs)
+    return made if ours else _drifting(_with_backward_reads(made, model, inputs), model, inputs)
 
 
 def piece(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> Graph:
@@ -453,7 +453,7 @@ def single_node_graph(model: nn.Module, inputs: Sequence[TensorSpec], ours: bool
         other = _single_node(evaluated, known, inputs)[0].effects
     except RequestError:  # it does not support evaluation; a run that evaluates will report it
         other = Effects()
-    made = _reading_gradients(_evaluated(made, other), model, inputs)
+    made = _with_backward_reads(_evaluated(made, other), model, inputs)
     return _drifting(made, model, inputs)
 
 
@@ -463,9 +463,10 @@ def _remembering(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -
     return replace(graph, effects=replace(graph.effects, kept=kept, resets=resets))
 
 
-def _reading_gradients(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
-    """Return ``graph`` with the parameters whose gradient the backward reads."""
-    return replace(graph, effects=replace(graph.effects, early=gradients_read(model, meta(inputs))))
+def _with_backward_reads(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
+    """Return ``graph`` with what the backward reads: gradients, and weights and state of other modules."""
+    read = backward_reads(model, meta(inputs))
+    return replace(graph, effects=replace(graph.effects, early=read.gradients, late=read.others))
 
 
 def _drifting(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:

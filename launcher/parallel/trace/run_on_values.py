@@ -20,6 +20,7 @@ from launcher.parallel.cost.kernels import ForwardMeter
 from launcher.parallel.dispatch.containers import mapped, tensors
 from launcher.parallel.dispatch.modes import tree_map_only
 from launcher.parallel.model_state.deep_copy import copied, hooks, keep
+from launcher.parallel.model_state.references import held_modules
 from launcher.parallel.trace.forward_observer import ForwardObserver
 from launcher.parallel.trace.graph_recorder import Uncuttable
 from launcher.parallel.trace.sample_values import FEW, SampleValues, initial, trying
@@ -193,8 +194,13 @@ OTHER = 1
 
 
 def in_memory(module: nn.Module, path: str = "", parameter_hooks: bool = False) -> nn.Module:
-    """Return a copy with the constructor's values, as far as they are known, else zeros."""
+    """Return a copy with the constructor's values, as far as they are known, else zeros.
+
+    Modules that it refers to in Python attributes, and that are not its own, have zeros.
+    """
     real = zeros(copied(module, parameter_hooks))
+    for other in held_modules(real):
+        zeros(other)
     _filled(real, path)
     return real
 

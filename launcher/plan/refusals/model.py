@@ -116,6 +116,7 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
             how = "calls backward()" if inner.backward else "computes gradients itself (torch.autograd.grad)"
             yield Problem(KEY, f"{_where(inner.module)} {how}, and {why[0]}", why[1])
     yield from _borrowed(at, graph, placed)
+    yield from _late(at, graph, placed)
     for module, name in skeleton.traits.held:
         stage, other = at.stage_of(module), at.stage_of(owner(name))
         if None not in (stage, other) and stage != other:
@@ -276,6 +277,22 @@ def _borrowed(at: CutModel, graph: Graph, placed: dict[str, Placed]) -> Iterator
         text = f"{module} uses {listed(names)} of other modules by a reference in Python, but runs on stage"
         text += f" {at.stage_of(module)}, which does not have {'it' if len(names) == 1 else 'them'}"
         yield Problem(KEY, f"{text}; pass tensors to its forward, or put both modules on one stage")
+
+
+def _late(at: CutModel, graph: Graph, placed: dict[str, Placed]) -> Iterator[Problem]:
+    """Yields weights and state of other modules that a backward reads where its rank does not have them."""
+    keeps = at.hsdp is None or at.hsdp.optimizer_level == "level2"
+    for module, name in graph.effects.late:
+        p, stage = placed.get(name), at.stage_of(module)
+        there = p.stages if p is not None else (at.stage_of(owner(name)),)
+        text = f"the backward of {module} reads {name} of another module by a reference in Python"
+        way_out = "pass it to its forward, and save it for the backward"
+        if stage is not None and stage not in there:
+            text += f", but runs on stage {stage}, which does not have it"
+            yield Problem(KEY, f"{text}; {way_out}, or put both modules on one stage")
+        elif at.hsdp is not None and not keeps and p is not None and p.sharded:
+            text += f", but {at.hsdp.optimizer_level} may have freed it by then"
+            yield Problem(KEY, f"{text}; {way_out}", "parallel.hsdp.optimizer_level=level2")
 
 
 def changed_tensors(graph: Graph, sizes: Sizes) -> frozenset[str]:

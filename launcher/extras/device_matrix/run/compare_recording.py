@@ -211,6 +211,7 @@ def _other_values(module: nn.Module, program: torch.export.ExportedProgram, inpu
     outputs: list[list[Tensor]] = []
     with (
         suppress(Exception, SystemExit),
+        torch.device("cpu"),
         torch.random.fork_rng(devices=[]),
         streams_kept(),
         put_back(files_of(module)),
