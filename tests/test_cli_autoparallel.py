@@ -34,7 +34,8 @@ CASES = [
     (f"{PIPE}.scheduler=3", f"3: should be one of {SCHEDULERS}", ""),
     (f"{PIPE}.scheduler=null", f"null: should be one of {SCHEDULERS}", ""),
     (f"{P}.mode=auto", f"auto: should be one of {MODES}", ""),
-    (f"{P}.mode=data_parallel", f"data_parallel: should be one of {MODES}", ""),
+    (f"{P}.mode=data_parallel", "data_parallel: not supported; semi_auto is the mode; parallel.pipeline, hsdp and "
+     "grid say how ranks share the work", ""),
     (f"{FUSE}=64", f"64: {GROUP}", ""),
     (f"{FUSE}.openstate=1", f"1: {FLAG}", f"{FUSE}.openstate=true"),
     (f"{FUSE}.allreduce=64", f"64: {GROUP}", f"'{FUSE}.allreduce={{mode:size,config:64}}'"),

@@ -55,6 +55,15 @@ class ByHook(ByReference):
         return out
 
 
+class ByValue(ByReference):
+    """The same with a number of the weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.tanh(self.net(x)) * 1
+        out.register_hook(lambda g: g + 0.1 * g * self.other[0].weight[0, 0].item())
+        return out
+
+
 class ByModuleHook(ByReference):
     """The same by a backward hook of the module."""
 
@@ -74,7 +83,7 @@ class Saves(ByReference):
 
 
 KINDS: dict[str, type[ByReference]] = {
-    "function": ByReference, "tensor hook": ByHook, "module hook": ByModuleHook, "saved": Saves,
+    "function": ByReference, "tensor hook": ByHook, "value": ByValue, "module hook": ByModuleHook, "saved": Saves,
 }  # fmt: skip
 
 

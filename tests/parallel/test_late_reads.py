@@ -44,7 +44,7 @@ def late_reads(kind: str, layout: str, *, far: bool) -> Job:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", ["function", "tensor hook", "module hook"])
+@pytest.mark.parametrize("kind", ["function", "tensor hook", "value", "module hook"])
 def test_a_weight_of_another_module(kind: str, layout: str) -> None:
     j = late_reads(kind, layout, far=True)
     if layout not in REFUSED:

@@ -79,19 +79,22 @@ class _Reads(TorchFunctionMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
+        self.model = model
         named = (*model.named_parameters(), *model.named_buffers())
         self.names = {id(t): name for name, t in named}
         self.gradients: dict[str, None] = {}
         self.others: dict[str, None] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        used = [self.names[id(t)] for t in tree_leaves((args, kwargs)) if id(t) in self.names]
         if func == GRAD.__get__:
-            if id(args[0]) in self.names:
-                self.gradients[self.names[id(args[0])]] = None
-        elif isinstance(out, torch.Tensor | tuple | list):  # not for reads of a property, such as a shape
-            used = tree_leaves((args, kwargs or {}))
-            self.others |= {self.names[id(t)]: None for t in used if id(t) in self.names}
+            self.gradients |= dict.fromkeys(used)
+        elif getattr(func, "__name__", "") != "__get__":  # noted first: on meta, a read of values fails
+            self.others |= dict.fromkeys(used)
+        out = func(*args, **kwargs)
+        if isinstance(out, torch.Tensor) and func != GRAD.__get__:  # a property such as data, and not a shape
+            self.others |= dict.fromkeys(used)
         return out
 
 
@@ -110,10 +113,11 @@ def _references(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, s
 def backward_reads(model: nn.Module, inputs: Sequence[torch.Tensor]) -> BackwardReads:
     """Return what code that runs in the backward reads, hooks of parameters aside.
 
-    Forward and backward run on meta tensors, on a copy. Returns nothing for code that reads values.
+    Forward and backward run on meta tensors, on a copy. What follows a read of values is not found.
     """
     if not any(map(_hooks, model.modules())):
         return BackwardReads()
+    seen: _Reads | None = None
     left = put_back(files_of(model)), contents_put_back(model)
     with suppress(Exception), default_dtype(torch.float32), torch.device("meta"), left[0], left[1]:
         one = copied(model)
@@ -134,8 +138,9 @@ def backward_reads(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Backward
                 allow_unreachable=True,
                 accumulate_grad=True,
             )
-        return BackwardReads(tuple(seen.gradients), tuple(_references(one, seen.others)))
-    return BackwardReads()
+    if seen is None:
+        return BackwardReads()
+    return BackwardReads(tuple(seen.gradients), tuple(_references(seen.model, seen.others)))
 
 
 def entangled(leaf: nn.Module, ready: Callable[[], tuple[nn.Module, Batch, Batch]]) -> str:
