@@ -146,3 +146,53 @@ class InAnArray(nn.Module):
             for i in range(len(self.table)):
                 self.table[i] *= 0.5
         return torch.tanh(self.inner(x)) * self.scale + float(self.table[0])
+
+
+class Remembers(nn.Module):
+    """A layer that compares its weight with that of the last call, which a buffer has."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.lin = nn.Linear(dim, dim)
+        self.register_buffer("before", self.lin.weight.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            change = (self.lin.weight - self.before).square().sum()
+            self.before.copy_(self.lin.weight)
+        return torch.tanh(self.lin(x)) * (1 + change)
+
+
+class Remembering(nn.Module):
+    def __init__(self, dim: int = 8) -> None:
+        super().__init__()
+        self.a, self.b = Remembers(dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))
+
+
+class Clamps(nn.Module):
+    """A layer that changes its input, unseen by autograd."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.lin = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.data.clamp_(-0.1, 0.1)
+        return self.lin(x)
+
+
+class Saving(nn.Module):
+    """A layer whose result, which it saves for its backward, the next one changes."""
+
+    def __init__(self, dim: int = 6) -> None:
+        super().__init__()
+        self.a = nn.Sequential(nn.Linear(dim, dim), nn.Tanh())
+        self.b, self.head = Clamps(dim), nn.Linear(dim, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        x = self.b(x)
+        return self.head(x)

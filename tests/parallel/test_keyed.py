@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
+from launcher.parallel.mesh import local
+from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
+from launcher.runtime.cluster.world import World
 from tests.extras.device_matrix.run.test_strategy_files import with_parallel
 from tests.parallel.test_classes import LAYOUTS
-from tests.parity import assert_parity, own
+from tests.parity import assert_parity, build, own, step
+from tests.ranks import on_ranks
 
 HALF = {"bf16": {}}
 
@@ -94,3 +99,39 @@ def test_an_array_that_changes_a_tensor_is_refused(kind: str, layout: str) -> No
 @pytest.mark.parametrize("layout", ["one", "level3"])
 def test_an_array_that_is_only_read_is_not_refused(kind: str, layout: str) -> None:
     assert_parity(in_an_array(kind, layout, changes=False))
+
+
+SAVING = {
+    "one": {},
+    "together": {"pipeline": {"stages": 2, "micro_batch_num": 2, "stage_config": {"a": 0, "b": 0, "head": 1}}},
+    "apart": {"pipeline": {"stages": 2, "micro_batch_num": 2, "stage_config": {"a": 0, "b": 1, "head": 1}}},
+}
+
+
+@pytest.mark.parametrize("layout", SAVING)
+def test_a_change_by_data_of_what_another_stage_has_saved_is_refused(layout: str) -> None:
+    j = own("keyed_nets.Saving", [6], stages=1, parallel=SAVING[layout], train__batch_size=8)
+    if layout != "apart":
+        assert_parity(j)
+        return
+    with pytest.raises(RequestError) as refused:
+        plan_job(j)
+    assert "b changes a by .data, which autograd does not see" in refused.value.problems[0].text
+
+
+def test_a_buffer_that_is_a_copy_of_a_weight_is_no_alias_of_it_under_searched_operators() -> None:
+    j = own("keyed_nets.Remembering", [8], stages=1, train__batch_size=8)
+    j = Job.model_validate(j.model_dump(by_alias=True) | {"launch": {"nproc": 2}})
+    j = with_parallel(j, mode="recursive_programming")
+    assert all(on_ranks(2, buffer_after_a_step, j, plan_job(j)))
+
+
+def buffer_after_a_step(world: World, j: Job, plan: Plan) -> bool:
+    """Whether the buffer still has the weight of the forward after the weight has been updated."""
+    par, pipe = build(world, j, plan)
+    weight = {placed.name: local(t) for placed, t in par.named()}["a.lin.weight"]
+    before = weight.detach().clone()
+    step(j, par, pipe)
+    with torch.no_grad():
+        weight.add_(1)
+    return torch.equal({placed.name: local(t) for placed, t in par.named()}["a.before"], before)

@@ -580,6 +580,11 @@ def _inputs(at: CutModel, graph: Graph) -> Iterator[Problem]:
                 yield Problem(
                     KEY, f"{text}, but stages send pieces of a sequence as contiguous tensors; {way_out}"
                 )
+            elif taken and module in graph.bypasses and module not in graph.overwrites:
+                text = f"{module} changes {listed(taken)} by .data, which autograd does not see"
+                why = "it gets a copy: what earlier stages saved for the backward would not change"
+                cure = "create a new tensor, or put both on one stage"
+                yield Problem(KEY, f"{text}, but as a stage sends it, {why}; {cure}")
             elif module in differentiating:
                 continue  # what it lacks is the path of the gradient, which another check refuses
             elif taken and (

@@ -83,9 +83,12 @@ class Weights(Mapping[str, Tensor]):
         return t
 
     def replace(self, name: str, t: Tensor) -> None:
-        """Replace a buffer by another tensor, as a backward may need the old one."""
+        """Replace a buffer by a copy of ``t``, as a backward may need the old one.
+
+        ``t`` may be a weight itself, which the optimizer changes later.
+        """
         module, attr = self.places[name]
-        setattr(module, attr, t.detach())
+        setattr(module, attr, t.detach().clone())
 
     def gather(self) -> None:
         """Gather before the first forward of a step or of an evaluation, in the dtype of the computation."""
