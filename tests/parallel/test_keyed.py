@@ -80,6 +80,14 @@ def test_searched_operators_of_code_that_asks_for_the_device_are_refused() -> No
     assert "the model does more than operators do: output 0 differs" in refused.value.problems[0].text
 
 
+def test_a_module_that_reads_a_version_is_not_recomputed() -> None:
+    j = keyed("version", "one")
+    with pytest.raises(RequestError) as refused:
+        plan_job(with_parallel(j, recompute={"modules": ["a"]}))
+    (problem,) = refused.value.problems
+    assert "a cannot be recomputed in the backward: it reads the version of a.inner.weight" in problem.text
+
+
 def in_an_array(kind: str, layout: str, *, changes: bool) -> Job:
     model = {"_target_": "tests.parallel.keyed_nets.InAnArray", "kind": kind, "changes": changes}
     parallel = LAYOUTS.get(layout, {})

@@ -177,6 +177,9 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
     for name in graph.effects.grads:
         if here(name):
             yield "it reads the .grad of a weight or buffer"
+    for name, reader in graph.effects.versions:
+        if here(reader):
+            yield f"it reads the version of {name}, and does more in the first forward after an update"
     for reason, names in (
         ("changes an input in place", {*graph.overwrites, *graph.bypasses}),
         ("changes a list or dictionary that it receives", graph.fills),
