@@ -73,6 +73,12 @@ class Sparse(Made):
         self.register_buffer("links", torch.eye(4).to_sparse())
 
 
+class SparseAttribute(Made):
+    def __init__(self) -> None:
+        super().__init__()
+        self.links = torch.eye(4).to_sparse()
+
+
 class Unwritten(Made):
     """A weight, a buffer and an attribute that are never written, and a weight with an unwritten row."""
 

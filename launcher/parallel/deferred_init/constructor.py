@@ -297,11 +297,7 @@ def owned(model: nn.Module) -> nn.Module:
         if nn.parameter.is_lazy(t):
             text = f"{name} has no shape before the first forward; give its module the size of its input"
             raise RequestError((Problem("model", text),))
-        if t.layout is not torch.strided:
-            kind = str(t.layout).removeprefix("torch.")
-            text = f"{name} is {kind}, and the launcher initializes, sends and saves dense tensors only"
-            text += "; register its dense parts as buffers, and build it from them in the forward"
-            raise RequestError((Problem("model", text),))
+        _refuse_sparse(name, t)
 
     # tensors in plain attributes
     for path, module in model.named_modules():
@@ -309,6 +305,7 @@ def owned(model: nn.Module) -> nn.Module:
             if name in OWN or isinstance(value, nn.Parameter):
                 continue
             if isinstance(value, torch.Tensor):
+                _refuse_sparse(f"{path}.{name}".lstrip("."), value)
                 delattr(module, name)
                 module.register_buffer(name, value.detach(), persistent=False)
             elif any(not isinstance(t, nn.Parameter) for t in tensors(value)):
@@ -319,6 +316,14 @@ def owned(model: nn.Module) -> nn.Module:
                 )
                 raise RequestError((Problem("model", f"{text}; make each a buffer with register_buffer"),))
     return model
+
+
+def _refuse_sparse(name: str, t: torch.Tensor) -> None:
+    if t.layout is not torch.strided:
+        kind = str(t.layout).removeprefix("torch.")
+        text = f"{name} is {kind}, and the launcher initializes, sends and saves dense tensors only"
+        text += "; register its dense parts as buffers, and build it from them in the forward"
+        raise RequestError((Problem("model", text),))
 
 
 def _emptied(model: nn.Module, tape: Tape) -> nn.Module:

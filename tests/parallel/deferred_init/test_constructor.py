@@ -138,9 +138,10 @@ def test_the_default_device_outside_does_not_count(default):
     assert torch.equal(replay(recorded.log, model.weight, "weight", 5), want["weight"])
 
 
-def test_a_sparse_tensor_is_refused():
+@pytest.mark.parametrize("build", [unrecorded.Sparse, unrecorded.SparseAttribute])
+def test_a_sparse_tensor_is_refused(build):
     with pytest.raises(RequestError) as error:
-        constructor.record(unrecorded.Sparse)
+        constructor.record(build)
     assert str(error.value) == (
         "model: links is sparse_coo, and the launcher initializes, sends and saves dense tensors only; "
         "register its dense parts as buffers, and build it from them in the forward"

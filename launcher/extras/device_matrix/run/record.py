@@ -189,11 +189,16 @@ class _Recorder:
         else:
             outs = self.parts[node] = tuple(self._add(t, needs_grad) for t in made)
         if not isinstance(node.target, torch._ops.OpOverload):
-            name = getattr(node.target, "__name__", str(node.target))
+            called = getattr(node.target, "__name__", str(node.target))
             where = _module(node) or "the model's own forward"
-            raise RequestError((_cannot(f"{where} calls {name}, which is not an operator on tensors"),))
+            raise RequestError((_cannot(f"{where} calls {called}, which is not an operator on tensors"),))
+        name = node.target.name().removeprefix("aten::")
+        if needs_grad and name.endswith("_scatter") and isinstance(made, torch.Tensor) and made.is_complex():
+            where = _module(node) or "the model's own forward"
+            text = f"{where} changes a part of a complex tensor in place; a recording calls {name} instead"
+            raise RequestError((_cannot(f"{text}, which torch cannot differentiate for complex numbers"),))
         return OpNode(
-            op=node.target.name().removeprefix("aten::"),
+            op=name,
             module=_module(node),
             args=tuple(self._arg(a) for a in node.args),
             kwargs=tuple((k, self._arg(v)) for k, v in node.kwargs.items()),

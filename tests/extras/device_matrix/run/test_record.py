@@ -82,10 +82,29 @@ class _Autocast(nn.Linear):
             return super().forward(x)
 
 
+class _Spectrum(nn.Module):
+    """A layer of a Fourier neural operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(2, 6, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        spectrum = torch.fft.rfft(x, dim=1)
+        out = torch.zeros_like(spectrum)
+        out[:, :2] = spectrum[:, :2] * self.weight
+        return torch.fft.irfft(out, n=x.shape[1], dim=1)
+
+
 REFUSED: dict[str, tuple[nn.Module, str]] = {
     "autocast": (
         module(_Autocast, 6, 6),
         "the forward computes under torch.autocast, whose dtypes would be lost; cast with .to instead",
+    ),
+    "complex": (
+        nn.Sequential(_Spectrum()),
+        "0 changes a part of a complex tensor in place; a recording calls slice_scatter instead, which torch cannot "
+        f"differentiate for complex numbers; {OTHERWISE}",
     ),
     "instance norm": (
         nn.Sequential(module(nn.InstanceNorm1d, 4, track_running_stats=True)),
