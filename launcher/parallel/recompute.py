@@ -34,7 +34,9 @@ def install(model: nn.Module, recomputed: Iterable[Recomputed], axis: Axis) -> N
     """Wrap the forward of each module that the plan recomputes."""
     for r in recomputed:
         module = model.get_submodule(r.module)
-        vars(module)["forward"] = RecomputedForward(module, module.forward, r, axis)
+        forward = RecomputedForward(module, module.forward, r, axis)
+        vars(forward)["__wrapped__"] = module.forward  # code of the model may ask for its signature
+        vars(module)["forward"] = forward
 
 
 class NotRecomputable(RequestError):

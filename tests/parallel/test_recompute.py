@@ -237,6 +237,12 @@ def test_auto_recomputation_has_the_same_gradients(layout):
     both(ranks, plain, {"auto": auto})
 
 
+@pytest.mark.parametrize("parallel", [{}, {"hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": "level3"}}])
+def test_a_recomputed_module_shows_the_signature_of_its_forward(parallel):
+    parallel = parallel | {"recompute": {"modules": ["a", "b"]}}
+    assert_parity(own("recompute_nets.Signature", [6], stages=1, parallel=parallel, train__batch_size=8))
+
+
 class Failing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         raise ValueError(f"no way with {tuple(x.shape)}")

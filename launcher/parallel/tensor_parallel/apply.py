@@ -75,7 +75,9 @@ def install(
     """
     for s in spreads:
         module = model.get_submodule(s.operator.module)
-        module.forward = OperatorForward(module, module.forward, s, axis, s.operator.module in overlapped)
+        forward = OperatorForward(module, module.forward, s, axis, s.operator.module in overlapped)
+        vars(forward)["__wrapped__"] = module.forward  # code of the model may ask for its signature
+        module.forward = forward
 
 
 @dataclass(frozen=True)
