@@ -93,6 +93,7 @@ class ShardedModule(FSDPModule, nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
+        self._below: list[ShardedModule] | None = None
         vars(self)[STATE_KEY] = vars(module)[STATE_KEY]  # where torch's pipeline looks for FSDP2's state
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -101,9 +102,11 @@ class ShardedModule(FSDPModule, nn.Module):
 
     def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
         """Yield a module with FSDP2's methods for each sharded module, beginning with this one."""
-        for module in self.module.modules(remove_duplicate):
-            if _get_module_fsdp_state(module) is not None:
-                yield self if module is self.module else ShardedModule(module)
+        if self._below is None:  # torch asks several times in each micro batch
+            below = (m for m in self.module.modules() if m is not self.module)
+            self._below = [ShardedModule(m) for m in below if _get_module_fsdp_state(m) is not None]
+        yield self
+        yield from self._below
 
     def _get_fsdp_state(self) -> Any:
         return _get_module_fsdp_state(self.module)
