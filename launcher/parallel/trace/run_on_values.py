@@ -196,11 +196,13 @@ OTHER = 1
 def in_memory(module: nn.Module, path: str = "", parameter_hooks: bool = False) -> nn.Module:
     """Return a copy with the constructor's values, as far as they are known, else zeros.
 
-    Modules that it refers to in Python attributes, and that are not its own, have zeros.
+    Copies of modules that it refers to in Python attributes, and that are not its own, have zeros.
     """
     real = zeros(copied(module, parameter_hooks))
+    originals = {id(m) for m in (*module.modules(), *held_modules(module))}  # a closure may not be copied
     for other in held_modules(real):
-        zeros(other)
+        if id(other) not in originals:
+            zeros(other)
     _filled(real, path)
     return real
 
