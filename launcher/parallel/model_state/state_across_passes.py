@@ -63,7 +63,7 @@ def moved(model: nn.Module, leaf: nn.Module, args: Any, kwargs: Any) -> list[str
 
 @dataclass(frozen=True)
 class BackwardReads:
-    """What code that runs in the backward reads, hooks of parameters aside.
+    """Lists what code reads that runs in the backward; hooks of parameters do not count.
 
     ``gradients``: parameters whose gradient it reads. ``others``: parameters, buffers and attributes of other
     modules that it reads by a reference in Python, each after the module that has the reference; attributes
@@ -75,7 +75,7 @@ class BackwardReads:
 
 
 class _Reads(TorchFunctionMode):
-    """Notes the names of tensors of a model that are used while entered, or whose gradient is read."""
+    """Notes which tensors of a model are used while it is entered, and whose gradients are read."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -104,9 +104,11 @@ def _references(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, s
     known = {id(m) for m in model.modules()}
     for path, module in model.named_modules() if owners else ():
         below = {id(m) for m in module.modules()}
-        held = {id(v) for n, value in vars(module).items() if n not in OWN for v in inside(value, known)}
+        referenced = {
+            id(v) for n, value in vars(module).items() if n not in OWN for v in inside(value, known)
+        }
         for name, of in owners.items():
-            if id(of) in held and id(of) not in below:
+            if id(of) in referenced and id(of) not in below:
                 yield path, name
 
 
@@ -154,10 +156,7 @@ def entangled(leaf: nn.Module, ready: Callable[[], tuple[nn.Module, Batch, Batch
     with suppress(Exception), torch.random.fork_rng(devices=[]):
         in_turn, again = _in_order(leaf, ready, False), _in_order(leaf, ready, False)
         ahead = _in_order(leaf, ready, True)
-        unknown = any(
-            t.is_meta for some in in_turn for t in some
-        )  # a module outside of the leaf has no values
-        if not unknown and all(map(_equal, in_turn, again)):
+        if all(map(_equal, in_turn, again)):
             return next(
                 (part for part, *two in zip(PARTS, in_turn, ahead, strict=True) if not _equal(*two)), ""
             )

@@ -281,7 +281,7 @@ def _borrowed(at: CutModel, graph: Graph, placed: dict[str, Placed]) -> Iterator
 
 def _late(at: CutModel, graph: Graph, placed: dict[str, Placed]) -> Iterator[Problem]:
     """Yields weights and state of other modules that a backward reads where its rank does not have them."""
-    keeps = at.hsdp is None or at.hsdp.optimizer_level == "level2"
+    level = at.hsdp.optimizer_level if at.hsdp is not None else "level2"
     for module, name in graph.effects.late:
         p, stage = placed.get(name), at.stage_of(module)
         there = p.stages if p is not None else (at.stage_of(owner(name)),)
@@ -290,8 +290,8 @@ def _late(at: CutModel, graph: Graph, placed: dict[str, Placed]) -> Iterator[Pro
         if stage is not None and stage not in there:
             text += f", but runs on stage {stage}, which does not have it"
             yield Problem(KEY, f"{text}; {way_out}, or put both modules on one stage")
-        elif at.hsdp is not None and not keeps and p is not None and p.sharded:
-            text += f", but {at.hsdp.optimizer_level} may have freed it by then"
+        elif level != "level2" and p is not None and p.sharded:
+            text += f", but {level} may have freed it by then"
             yield Problem(KEY, f"{text}; {way_out}", "parallel.hsdp.optimizer_level=level2")
 
 
