@@ -246,6 +246,7 @@ def _checked(model: nn.Module, tape: Tape, away: Callable[[torch.Tensor], bool])
     model = owned(model)
     given = {k: t for t, k in tape.given}
     tape.arrays = arrays_of_tensors(model, lambda t: given.get(key(t), t))
+    tape.given.clear()  # some of them may be large, and nothing else needs them
     tape.shared = overlaps(model)
     return model
 

@@ -392,9 +392,9 @@ class Prefetch:
         """Begin the gathers that are due before ``group`` is used."""
         until = self._turns[self._at[group]].until
         while self._begun < until:
-            group_of_turn = self._orders[self._begun].groups[self._turns[self._begun].group]
-            group_of_turn.lazy_init()
-            group_of_turn.unshard(async_op=True)
+            next_group = self._orders[self._begun].groups[self._turns[self._begun].group]
+            next_group.lazy_init()
+            next_group.unshard(async_op=True)
             self._begun += 1
 
     @contextmanager

@@ -72,11 +72,11 @@ def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
 def _restore_class(module: nn.Module) -> None:
     """Undo the change of class that FSDP2 makes for its methods; ``ShardedModule`` has them.
 
-    Code of the model that looks at ``type(module)`` would compute something else on shards. What refuses to
-    copy the module stays with it, as ``copy.deepcopy`` would share its weights.
+    Code of the model that looks at ``type(module)`` would compute something else on shards. The module keeps
+    FSDP2's ``__deepcopy__``, which refuses: a copy would share the sharded weights.
     """
     of_fsdp = type(module)
-    module.__class__ = of_fsdp.__mro__[2]
+    module.__class__ = of_fsdp.__mro__[2]  # after FSDP2's new class and FSDPModule
     vars(module)["__deepcopy__"] = vars(of_fsdp)["__deepcopy__"]
 
 
@@ -127,9 +127,9 @@ def find_parameters(module: nn.Module) -> None:
 
 
 def warm_up() -> None:
-    """Runs the operators with which FSDP2 shards a weight, on tensors without memory.
+    """Run the operators with which FSDP2 shards a weight, on tensors without memory.
 
-    What torch caches for them takes 20 ms and 6 MB: before ranks are forked that is needed once.
+    Torch's caches for them take 20 ms and 6 MB. Ranks that are forked afterwards share these caches.
     """
     with FakeTensorMode():
         weight = torch.empty_strided((2, 3), (3, 1), device="cpu")
