@@ -299,7 +299,10 @@ def _reason(why: str) -> str:
 
 
 def _by_name(node: str, value: str) -> str:
-    """Rewrites ``{head[a]: 1}`` as ``node.head[a]=1``; "" if ``value`` is no such group or has a secret."""
+    """Rewrites ``{head[a]: 1}`` as ``node.head[a]=1``.
+
+    Returns "" if ``value`` is not such a group, or if it contains a secret.
+    """
     data = _literal(value)
     if not isinstance(data, dict) or redacted(value) != value:
         return ""

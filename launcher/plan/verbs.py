@@ -12,7 +12,7 @@ from launcher.job.schema.paths import BEST
 from launcher.job.schema.steps import Step
 
 Where = Literal["ranks", "alone", "files"]
-"""Where a step runs: on all ranks, in one process that has the full model, or on files without torch."""
+"""A step runs on all ranks, in one process that has the full model, or without torch on files."""
 
 CHECKPOINT, TRANSFORMED, EXPORTED = "a checkpoint", "a transformed checkpoint", "an exported model"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def environment_reads() -> Iterator[None]:
-    """In the block, reports each read of a variable in ``VARIABLES`` to the observers of the forward."""
+    """Reports each read of a variable in ``VARIABLES`` to the observers of the forward, while entered."""
     from launcher.parallel.trace.rank_reads import VARIABLES, ask
 
     kind: Any = type(os.environ)

@@ -136,7 +136,7 @@ def examine(
 
 @dataclass(frozen=True)
 class Setup:
-    """What ``certify`` trains, and where; only rank 0 has a ``judge``.
+    """The copy that ``certify`` trains on one rank; only rank 0 has a ``judge``.
 
     ``names``: the Python modules of a user's model.
     """

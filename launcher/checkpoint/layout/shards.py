@@ -100,7 +100,10 @@ def _cuts(n: int, axes: tuple[tuple[int, int], ...]) -> DimBounds:
 
 @dataclass(frozen=True)
 class SavedShard:
-    """A box, and the rank that saved it: the lowest rank that holds it. Readers read it from there only."""
+    """A box of a tensor and the rank that saved it, which is the lowest rank that has it.
+
+    Readers take it from this rank's file only.
+    """
 
     rank: int
     box: Box

@@ -11,9 +11,10 @@ from launcher.extras.device_matrix.sharded_graph import ShardedGraph, gathered, 
 
 
 def collective_rows(sharding: Sharding, stages: Iterable[int]) -> tuple[Rows, ...]:
-    """Returns the rows of all collectives in the virtual stages ``stages`` of one pipeline rank, each once.
+    """Returns the rows of ranks between which the collectives of some stages run, each only once.
 
-    Rows of one rank need no process group and are left out.
+    ``stages`` are the virtual stages of one pipeline rank. A row of one rank needs no process group and is
+    left out.
     """
     all_rows = (
         rows for s in stages for rows in _stage_rows(sharding.stages[s], last=s == len(sharding.stages) - 1)

@@ -193,7 +193,7 @@ _OWN = "write your own class: {0}={{_target_: package.module.Class}} with securi
 
 
 def own_class(group: str) -> str:
-    """What to do about an option that does not exist: a class of the user's takes its place."""
+    """Returns the advice for an option that the launcher lacks: a class of the user's can replace it."""
     return f"not supported; {_OWN.format(group)}"
 
 

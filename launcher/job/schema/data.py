@@ -196,7 +196,7 @@ class Chat(Settings):
 
 @dataclass(frozen=True)
 class DocumentSetting:
-    """The setting that keeps documents of a sample apart, its value, and the value that switches it off."""
+    """A setting that separates the documents in a sample: its key, its value, and the value for "off"."""
 
     key: str
     value: str

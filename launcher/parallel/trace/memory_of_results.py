@@ -29,7 +29,7 @@ LARGE = 2**24
 """The most elements of a storage in which to search for overlaps."""
 
 DATACLASSES = torch.__version__ >= "2.13"
-"""Whether FSDP2 finds the tensors in a dataclass; torch 2.11 does not."""
+"""True if FSDP2 of this torch finds the tensors in a dataclass. That of torch 2.11 does not."""
 
 PLAIN = (
     bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, torch.layout, torch.Size, range,
