@@ -111,7 +111,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
         known.traits,
         shared=tape.shared,
         computed=tape.computed,
-        arrays=tape.arrays,
+        foreign_memory=tape.foreign_memory,
         for_all=tuple(for_all),
         world=tuple(world),
         held=held_ties(model),

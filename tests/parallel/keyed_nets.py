@@ -124,16 +124,26 @@ class Device(nn.Module):
         return self.b(x)
 
 
+TABLE, VALUES, FIRST = np.ones(6), torch.ones(6, dtype=torch.float64), torch.ones(6, dtype=torch.float64)
+"""Memory in which a model makes a tensor, although none of its attributes leads there."""
+
+MEAN, MEANS = torch.zeros(1, dtype=torch.float64), {"h": torch.zeros(6, dtype=torch.float64)}
+"""Statistics that a model keeps outside of its modules."""
+
+
 class InAnArray(nn.Module):
     """A layer whose scale lies in the memory of an array, which ``changes`` with each forward."""
+
+    OF_CLASS = (np.ones(6),)
 
     def __init__(self, kind: str, changes: bool = True, dim: int = 6) -> None:
         super().__init__()
         self.inner = nn.Linear(dim, dim)
-        self.changes = changes
-        self.table: Any = array("d", [1.0] * dim) if kind == "array" else np.ones(dim)
+        self.changes, self.kind = changes, kind
+        if kind not in ("global", "class"):
+            self.table: Any = array("d", [1.0] * dim) if kind == "array" else np.ones(dim)
         made = torch.as_tensor if kind == "as_tensor" else torch.from_numpy
-        scale = torch.frombuffer(self.table, dtype=torch.float64) if kind == "array" else made(self.table)
+        scale = torch.frombuffer(self.memory(), dtype=torch.float64) if kind == "array" else made(self.memory())
         if kind == "parameter":
             self.scale: Tensor = nn.Parameter(scale)
         elif kind == "attribute":
@@ -141,11 +151,61 @@ class InAnArray(nn.Module):
         else:
             self.register_buffer("scale", scale)
 
+    def memory(self) -> Any:
+        return TABLE if self.kind == "global" else self.OF_CLASS[0] if self.kind == "class" else self.table
+
     def forward(self, x: Tensor) -> Tensor:
+        table = self.memory()
         if self.changes:
-            for i in range(len(self.table)):
-                self.table[i] *= 0.5
-        return torch.tanh(self.inner(x)) * self.scale + float(self.table[0])
+            for i in range(len(table)):
+                table[i] *= 0.5
+        seen = 0.0 if self.kind in ("global", "class") else float(table[0])
+        return torch.tanh(self.inner(x)) * self.scale + seen
+
+
+class InATensor(nn.Module):
+    """A layer whose scale is, or is a view of, a global tensor, which its forward also uses."""
+
+    def __init__(self, kind: str, dim: int = 6) -> None:
+        super().__init__()
+        self.inner = nn.Linear(dim, dim)
+        self.kind = kind
+        if kind == "parameter":
+            self.scale: Tensor = nn.Parameter(VALUES)
+        elif kind == "first values":
+            self.scale = nn.Parameter(FIRST)
+        else:
+            self.register_buffer("scale", VALUES if kind == "itself" else VALUES[:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind in ("itself", "view"):
+            with torch.no_grad():
+                VALUES.mul_(0.5)
+        if self.kind == "changed":
+            with torch.no_grad():
+                self.scale.mul_(0.5)
+        x = torch.tanh(self.inner(x)) * self.scale
+        return x + VALUES if self.kind in ("parameter", "read", "changed") else x
+
+
+class Statistics(nn.Module):
+    """A layer that keeps the mean of its outputs in a global tensor."""
+
+    def __init__(self, kind: str, dim: int = 6) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.inner(x))
+        if self.kind == "number":
+            MEAN.mul_(0.9).add_(float(h.mean()))
+            return self.last(h * (1 + MEAN))
+        if self.kind == "tensor":
+            MEANS["h"].mul_(0.9).add_(h.detach().mean(0))
+        else:
+            MEANS["h"].data.copy_(h.detach().mean(0) * 0.1 + MEANS["h"])
+        return self.last(h * (1 + MEANS["h"]))
 
 
 class Remembers(nn.Module):

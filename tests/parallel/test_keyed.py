@@ -88,25 +88,69 @@ def test_a_module_that_reads_a_version_is_not_recomputed() -> None:
     assert "a cannot be recomputed in the backward: it reads the version of a.inner.weight" in problem.text
 
 
-def in_an_array(kind: str, layout: str, *, changes: bool) -> Job:
-    model = {"_target_": "tests.parallel.keyed_nets.InAnArray", "kind": kind, "changes": changes}
+def made(cls: str, layout: str, **arguments: Any) -> Job:
+    model = {"_target_": f"tests.parallel.keyed_nets.{cls}", **arguments}
     parallel = LAYOUTS.get(layout, {})
-    return own("keyed_nets.InAnArray", [6], stages=1, model=model, parallel=parallel, train__batch_size=8)
+    return own(f"keyed_nets.{cls}", [6], stages=1, model=model, parallel=parallel, train__batch_size=8)
 
 
-@pytest.mark.parametrize("kind", ["buffer", "attribute", "parameter", "as_tensor", "array"])
+ARRAYS = {"global": "tests.parallel.keyed_nets.TABLE", "class": "tests.parallel.keyed_nets.InAnArray.OF_CLASS"}
+
+
+@pytest.mark.parametrize("kind", ["buffer", "attribute", "parameter", "as_tensor", "array", "global", "class"])
 @pytest.mark.parametrize("layout", ["one", "level3"])
 def test_an_array_that_changes_a_tensor_is_refused(kind: str, layout: str) -> None:
     with pytest.raises(RequestError) as refused:
-        plan_job(in_an_array(kind, layout, changes=True))
-    text = "the forward changes table, in whose memory the constructor made scale, but the launcher gives that tensor"
-    assert refused.value.problems[0].text == f"{text} memory of its own; change the tensor instead"
+        plan_job(made("InAnArray", layout, kind=kind, changes=True))
+    place = ARRAYS.get(kind, "table")
+    text = f"the forward changes {place}, in whose memory the constructor made scale, but the launcher gives"
+    assert refused.value.problems[0].text == f"{text} that tensor memory of its own; change the tensor instead"
 
 
-@pytest.mark.parametrize("kind", ["buffer", "as_tensor", "array"])
+@pytest.mark.parametrize("kind", ["buffer", "as_tensor", "array", "global", "class"])
 @pytest.mark.parametrize("layout", ["one", "level3"])
 def test_an_array_that_is_only_read_is_not_refused(kind: str, layout: str) -> None:
-    assert_parity(in_an_array(kind, layout, changes=False))
+    assert_parity(made("InAnArray", layout, kind=kind, changes=False))
+
+
+@pytest.mark.parametrize("kind", ["itself", "view"])
+@pytest.mark.parametrize("layout", ["one", "level3"])
+def test_a_global_tensor_that_changes_a_buffer_is_refused(kind: str, layout: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        plan_job(made("InATensor", layout, kind=kind))
+    text = "the forward changes tests.parallel.keyed_nets.VALUES, in whose memory the constructor made scale, but"
+    own = "the launcher gives that tensor memory of its own"
+    assert refused.value.problems[0].text == f"{text} {own}; change the tensor instead"
+
+
+@pytest.mark.parametrize("kind", ["parameter", "changed"])
+@pytest.mark.parametrize("layout", ["one", "level3"])
+def test_a_global_tensor_that_would_miss_updates_is_refused(kind: str, layout: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        plan_job(made("InATensor", layout, kind=kind))
+    text = "the constructor made scale in the memory of tests.parallel.keyed_nets.VALUES, but the launcher gives that"
+    why = "tensor memory of its own, so code that reads tests.parallel.keyed_nets.VALUES would not see its updates"
+    assert refused.value.problems[0].text == f"{text} {why}; read scale instead, or make it from a copy"
+
+
+@pytest.mark.parametrize("kind", ["first values", "read"])
+@pytest.mark.parametrize("layout", ["one", "level3"])
+def test_a_global_tensor_that_keeps_its_values_is_not_refused(kind: str, layout: str) -> None:
+    assert_parity(made("InATensor", layout, kind=kind))
+
+
+@pytest.mark.parametrize("kind", ["number", "tensor", "data"])
+def test_statistics_in_a_global_tensor_are_refused_over_replicas(kind: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        plan_job(made("Statistics", "replicas", kind=kind))
+    (problem,) = refused.value.problems
+    place = f"tests.parallel.keyed_nets.{'MEAN' if kind == 'number' else 'MEANS'}"
+    assert problem.text.startswith(f"the forward changes {place} from rank-local data and then reads it")
+
+
+@pytest.mark.parametrize("kind", ["number", "tensor", "data"])
+def test_statistics_in_a_global_tensor_are_exact_on_one_rank(kind: str) -> None:
+    assert_parity(made("Statistics", "one", kind=kind))
 
 
 SAVING = {

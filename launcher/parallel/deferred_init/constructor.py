@@ -32,8 +32,8 @@ from launcher.parallel.model_state.deep_copy import hooks, keep
 from launcher.parallel.model_state.references import (
     OWN,
     arrays_of_parameters,
-    arrays_of_tensors,
     computed,
+    foreign_memory,
     forget,
     marks,
     overlaps,
@@ -245,7 +245,7 @@ def _checked(model: nn.Module, tape: Tape, away: Callable[[torch.Tensor], bool])
     tape.computed, tape.marks = computed(model), marks(model)
     model = owned(model)
     given = {k: t for t, k in tape.given}
-    tape.arrays = arrays_of_tensors(model, lambda t: given.get(key(t), t))
+    tape.foreign_memory = foreign_memory(model, lambda t: given.get(key(t), t))
     tape.given.clear()  # some of them may be large, and nothing else needs them
     tape.shared = overlaps(model)
     return model

@@ -15,6 +15,7 @@ from torch import nn
 from launcher.parallel.deferred_init.random_streams import Draw, Streams
 from launcher.parallel.deferred_init.replay import Log, NotReplayable, Op, key, replay, start, tensors
 from launcher.parallel.dispatch.modes import Dispatch, tree_leaves, tree_map_only
+from launcher.plan.values.model_graph import ForeignMemory
 
 aten = torch.ops.aten
 
@@ -70,7 +71,7 @@ class Tape(Dispatch):
     ``why`` is the reason if the constructor cannot be recorded; the tape is useless then. ``off`` has the
     storages of tensors that the constructor itself puts on the meta device; ``meta_requested`` is true while
     it does so. ``past`` has the tapes of earlier constructions, which may have left tensors in a cache.
-    ``shared``, ``computed``, ``arrays`` and ``marks`` are results of ``model_state.references``.
+    ``shared``, ``computed``, ``foreign_memory`` and ``marks`` are results of ``model_state.references``.
     """
 
     past: ClassVar[list[Tape]] = []
@@ -89,7 +90,7 @@ class Tape(Dispatch):
         self.off: set[int] = set()
         self.shared: tuple[tuple[str, ...], ...] = ()
         self.computed: tuple[str, ...] = ()
-        self.arrays: tuple[tuple[str, str], ...] = ()
+        self.foreign_memory: tuple[ForeignMemory, ...] = ()
         self.marks: dict[str, tuple[str, ...]] = {}
 
         # while it runs

@@ -76,6 +76,11 @@ def library_attributes(
                 yield f"{_shown(owner)}.{key}", owner, key, inside[key]
 
 
+def names_read(functions: Iterable[FunctionType]) -> frozenset[str]:
+    """Return the names of global variables and attributes in the code of ``functions``."""
+    return frozenset[str]().union(*(_words(f.__code__).read for f in functions))
+
+
 def _is_state(value: Any, own: set[str]) -> bool:
     """Return true if ``value`` may be the model's: a number, array or tensor, or an object of its classes.
 

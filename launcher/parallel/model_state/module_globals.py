@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from launcher.parallel.model_state.deep_copy import cells
-from launcher.parallel.model_state.library_attributes import library_attributes
+from launcher.parallel.model_state.library_attributes import library_attributes, names_read
 from launcher.parallel.model_state.process_state import ProcessSnapshot, process_state
 from launcher.parallel.model_state.python_state import (
     LIBRARIES,
@@ -168,18 +168,25 @@ def variables(names: Iterable[str]) -> PythonState:
 
     The state of the process is included: environment variables, and settings such as a default dtype.
     """
-    here = _walk(names)
-    out = PythonState()
-    for name, value in process_state():
+    out = PythonState(by_value=True)
+    for name, value in (*process_state(), *named_variables(names)):
         out.enter(name, value)
-    for shown, _, _, value in here.state():
-        out.enter(shown, value)
-    for shown, f in here.functions:
-        for name, cell in cells(f):
-            out.enter(f"{name} of {shown}", cell.cell_contents)
-        out.enter(f"the defaults of {shown}", [f.__defaults__, f.__kwdefaults__])
-        out.enter(shown, vars(f))
     return out
+
+
+def named_variables(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of each variable of these modules, their classes and functions."""
+    here = _walk(names)
+    yield from ((shown, value) for shown, _, _, value in here.state())
+    for shown, f in here.functions:
+        yield from ((f"{name} of {shown}", cell.cell_contents) for name, cell in cells(f))
+        yield f"the defaults of {shown}", [f.__defaults__, f.__kwdefaults__]
+        yield shown, vars(f)
+
+
+def names_read_later(names: Iterable[str]) -> frozenset[str]:
+    """Return the names of variables and attributes in the code of these modules, constructors aside."""
+    return names_read(f for _, f in _walk(names).functions if f.__name__ != "__init__")
 
 
 def globals_of(names: Iterable[str]) -> Iterator[tuple[Any, str, Any]]:
@@ -337,8 +344,8 @@ def _remember(value: Any, inside: Restorers) -> None:
 
 
 def _unwrite(t: torch.Tensor, version: int, before: torch.Tensor) -> None:
-    """Set the values of a tensor back if it was changed in place since ``version``."""
-    if t._version != version:
+    """Set the values of a tensor back if they have changed, or may have since ``version``."""
+    if t._version != version or not torch.equal(t, before):
         with torch.no_grad():
             t.copy_(before)
 

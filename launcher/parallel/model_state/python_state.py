@@ -48,6 +48,9 @@ INSTALLED = (*site.getsitepackages(), sysconfig.get_path("purelib"))
 MANY, DEEP = 1000, 8
 """Containers of more values and objects at a greater depth are compared, but not searched for state."""
 
+LARGE = 1 << 18
+"""Tensors outside of a model with more numbers are not compared by their values."""
+
 
 @cache
 def library(name: str) -> bool:
@@ -62,13 +65,16 @@ class PythonState:
     ``marks`` has a value for each place, which stays equal as long as the state does. ``chains`` has the
     objects that lead to each place, by id; ``also`` has further attributes that lead to an object;
     ``shared_generators`` has the places of generators of torch to which several attributes lead.
+    ``by_value``: a tensor on the CPU whose values change is another state. Otherwise only another tensor is,
+    because other checks cover the values of a model's own tensors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, by_value: bool = False) -> None:
         self.marks: dict[Key, Any] = {}
         self.chains: dict[Key, tuple[int, ...]] = {}
         self.also: dict[int, list[str]] = {}
         self.shared_generators: list[Key] = []
+        self._by_value = by_value
         self._first: dict[int, Key] = {}
         self._alive: list[Any] = []  # the id of a freed object could be reused
 
@@ -85,7 +91,8 @@ class PythonState:
         # a single value that cannot change
         inner = parts(value) if len(chain) <= DEEP else None
         if inner is None and not isinstance(value, CHANGED_IN_PLACE):
-            self.marks[key], self.chains[key] = mark(value), chain
+            tensor = self._by_value and isinstance(value, torch.Tensor)
+            self.marks[key], self.chains[key] = _mark_of_values(value) if tensor else mark(value), chain
             self._alive.append(value)
             return
 
@@ -212,6 +219,17 @@ def mark(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return type(value), frozenset(v if isinstance(v, PLAIN) else id(v) for v in value)
     return value
+
+
+def _mark_of_values(t: torch.Tensor) -> tuple[Any, ...]:
+    """Return a mark that changes with the tensor's values; for a large tensor, with its version."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        if t.device.type != "cpu" or t.layout is not torch.strided or t.is_inference():
+            return (id(t),)
+        if t.numel() > LARGE:
+            return id(t), t._version
+        values = t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+        return id(t), values.numpy().tobytes()
 
 
 def generator_state(generator: torch.Generator) -> bytes:

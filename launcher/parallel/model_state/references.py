@@ -20,6 +20,8 @@ from torch.autograd.graph import Node
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.model_state.deep_copy import HOOKS, behind, hooks
+from launcher.parallel.model_state.module_globals import files_of, named_variables, names_read_later
+from launcher.plan.values.model_graph import ForeignMemory
 
 P = TypeVar("P")
 DEPTH, MOST = 8, 100_000
@@ -115,22 +117,37 @@ def arrays_of_parameters(model: nn.Module, shown: Sequence[tuple[Any, str]] = ()
     return list(out.values())
 
 
-def arrays_of_tensors(model: nn.Module, in_memory: Callable[[Tensor], Tensor]) -> tuple[tuple[str, str], ...]:
-    """Return the attributes with an array in whose memory a tensor of the model is, and the tensor's name.
+def foreign_memory(model: nn.Module, in_memory: Callable[[Tensor], Tensor]) -> tuple[ForeignMemory, ...]:
+    """Return the tensors of the model in the memory of an array in an attribute.
 
+    Variables of the model's files are included, which may also have a torch tensor in place of the array.
     ``in_memory`` returns the tensor in memory that a tensor on meta stands for.
     """
-    memory = {}
-    for name, t in named(model):
-        real = in_memory(t)
-        if real.device.type == "cpu" and real.layout is torch.strided and real.numel():
-            memory[name] = torch.empty(0, dtype=torch.uint8).set_(real.untyped_storage()).numpy()
-    out: dict[tuple[str, str], None] = {}
-    for at, value in _kept(model) if memory else ():
-        for buffer in _plain(value, ARRAYS):
-            shown = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
-            out |= dict.fromkeys((at, name) for name, of in memory.items() if np.may_share_memory(shown, of))
+    memory = {name: shown for name, t in named(model) if (shown := _bytes_of(in_memory(t))) is not None}
+    if not memory:
+        return ()
+    files = files_of(model)
+    places = [(at, buffer) for at, value in _kept(model) for buffer in _plain(value, ARRAYS)]
+    for at, value in named_variables(files):
+        places += [(at, buffer) for buffer in _plain(value, (*ARRAYS, Tensor))]
+    later = names_read_later(files)
+    out: dict[ForeignMemory, None] = {}
+    for at, buffer in places:
+        shown = _bytes_of(buffer) if isinstance(buffer, Tensor) else buffer
+        if shown is not None:
+            shown = shown if isinstance(shown, np.ndarray) else np.frombuffer(shown, np.uint8)
+            of = [name for name, bytes_of in memory.items() if np.may_share_memory(shown, bytes_of)]
+            read = " of " in at or at.rpartition(".")[2] in later  # a function refers to its own variables
+            out |= dict.fromkeys(ForeignMemory(at, name, read) for name in of)
     return tuple(out)
+
+
+def _bytes_of(t: Tensor) -> np.ndarray[Any, Any] | None:
+    """Return the memory of a tensor as an array; ``None`` if the tensor is not in the memory of the CPU."""
+    if t.device.type != "cpu" or t.layout is not torch.strided or not t.numel():
+        return None
+    shown: np.ndarray[Any, Any] = torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()).numpy()
+    return shown
 
 
 def _plain(value: Any, kind: type[P] | tuple[type[P], ...]) -> Iterator[P]:

@@ -91,17 +91,10 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
     if not at.mixed:
         yield from _disagree(graph)
     yield from _references(skeleton, graph)
+    yield from _foreign_memory(skeleton, graph)
 
     yield from _around(at, skeleton, graph, alone)
     yield from _clocks(at, graph, recomputes=job.parallel.recompute is not None)
-
-    changed = {kept.name for kept in graph.effects.kept}
-    for place, name in skeleton.traits.arrays:
-        if place in changed:
-            text = (
-                f"the forward changes {place}, in whose memory the constructor made {name}, but the launcher"
-            )
-            yield Problem(KEY, f"{text} gives that tensor memory of its own; change the tensor instead")
 
     # tensors that a forward changes, and gradients that it computes or reads itself
     for change in graph.effects.changes:
@@ -231,6 +224,22 @@ def _references(skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
         )
         text += " and was not created in the forward: ranks have no values for it; register it as a buffer"
         yield Problem(KEY, text)
+
+
+def _foreign_memory(skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
+    """Yields tensors that share memory with something outside of the model, if one of both changes."""
+    carried = {kept.name for kept in graph.effects.kept}
+    updated = {p.name for p in skeleton.params if p.trainable}
+    updated |= {n for c in graph.effects.changes for n in c.names}
+    own = "but the launcher gives that tensor memory of its own"
+    for shared in skeleton.traits.foreign_memory:
+        if shared.place in carried:
+            text = f"the forward changes {shared.place}, in whose memory the constructor made {shared.name}"
+            yield Problem(KEY, f"{text}, {own}; change the tensor instead")
+        elif shared.read and shared.name in updated:
+            text = f"the constructor made {shared.name} in the memory of {shared.place}, {own}"
+            why = f"so code that reads {shared.place} would not see its updates"
+            yield Problem(KEY, f"{text}, {why}; read {shared.name} instead, or make it from a copy")
 
 
 def _early(at: CutModel, names: tuple[str, ...], alone: str) -> Iterator[Problem]:

@@ -43,8 +43,7 @@ class ModelTraits:
     which the constructor registered global module hooks. ``batch_norms``: modules that normalize over the
     samples of a batch in training. ``world``: the constructor's queries about the distributed processes.
     ``held``: modules with a Python reference to another module, each with a weight that both share.
-    ``arrays``: attributes with an array, such as numpy's, in whose memory the constructor made a tensor, each
-    with the tensor.
+    ``foreign_memory``: tensors that the constructor made in the memory of something else.
     """
 
     hooked: tuple[str, ...] = ()
@@ -60,7 +59,7 @@ class ModelTraits:
     batch_norms: tuple[str, ...] = ()
     world: tuple[str, ...] = ()
     held: tuple[tuple[str, str], ...] = ()
-    arrays: tuple[tuple[str, str], ...] = ()
+    foreign_memory: tuple[ForeignMemory, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -204,6 +203,19 @@ class MovingAttribute:
 
     name: str
     by_data: bool
+
+
+@dataclass(frozen=True)
+class ForeignMemory:
+    """A tensor ``name`` of the model that the constructor made in the memory of ``place``.
+
+    ``place`` is an attribute or variable with an array, such as numpy's, or a variable with a torch tensor.
+    ``read``: code other than constructors may read ``place``.
+    """
+
+    place: str
+    name: str
+    read: bool
 
 
 @dataclass(frozen=True)

@@ -164,5 +164,6 @@ def test_files_of_functions_that_a_model_was_given_are_its_own_and_tensors_in_th
     with put_back(names):
         before = variables(names)
         net(torch.zeros(2, 6))
-        assert [name for name, _ in changed(before, variables(names))] == [f"{kept_elsewhere.__name__}.CALLS"]
+        kept = [f"{kept_elsewhere.__name__}.{name}" for name in ("CALLS", "TENSOR")]
+        assert [name for name, _ in changed(before, variables(names))] == kept
     assert (kept_elsewhere.CALLS, kept_elsewhere.TENSOR.item()) == (0, 0)
