@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper, partial
+from queue import SimpleQueue
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
@@ -30,13 +31,16 @@ from launcher.parallel.model_state.deep_copy import cells
 from launcher.parallel.model_state.library_attributes import library_attributes, names_read
 from launcher.parallel.model_state.process_state import ProcessSnapshot, process_state
 from launcher.parallel.model_state.python_state import (
+    BYTES,
     LIBRARIES,
+    TEXTS,
     PythonState,
     builtin,
     entries,
     library,
     mark,
     parts,
+    queued,
 )
 
 FIXED = (FunctionType, ModuleType, property, classmethod, staticmethod, type, _lru_cache_wrapper)
@@ -322,6 +326,12 @@ def _remember(value: Any, inside: Restorers) -> None:
             inside[id(value)] = partial(_unwrite, value, value._version, value.detach().clone())
     elif isinstance(value, bytearray | array):
         inside[id(value)] = partial(operator.setitem, value, slice(None), value[:])
+    elif isinstance(value, BYTES) and not memoryview(value).readonly:  # type: ignore[arg-type]
+        inside[id(value)] = partial(_rewrite, value, bytes(memoryview(value)))  # type: ignore[arg-type]
+    elif isinstance(value, TEXTS) and not value.closed:
+        inside[id(value)] = partial(_retype, value, value.tell(), value.getvalue())
+    elif isinstance(value, SimpleQueue):
+        inside[id(value)] = partial(_requeue, value, queued(value))
     elif isinstance(value, set):
         inside[id(value)] = partial(_refill, value, set(value))
     elif isinstance(value, MutableMapping) and (now := entries(value)) is not None:
@@ -341,6 +351,28 @@ def _remember(value: Any, inside: Restorers) -> None:
     for _, part in inner or ():
         if id(part) not in inside:
             _remember(part, inside)
+
+
+def _rewrite(value: Any, before: bytes) -> None:
+    """Set the bytes of an object back, such as a number of ctypes."""
+    memoryview(value).cast("B")[:] = before
+
+
+def _retype(value: Any, place: int, before: str | bytes) -> None:
+    """Set the contents of a text in memory back, and the place at which it is read."""
+    value.seek(0)
+    value.truncate()
+    value.write(before)
+    value.seek(place)
+
+
+def _requeue(queue: SimpleQueue[Any], before: list[Any]) -> None:
+    """Set the items of a queue back."""
+    if len(now := queued(queue)) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
+        for _ in now:
+            queue.get_nowait()
+        for item in before:
+            queue.put(item)
 
 
 def _unwrite(t: torch.Tensor, version: int, before: torch.Tensor) -> None:

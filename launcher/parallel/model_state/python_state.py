@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import io
 import random
 import site
 import sys
 import sysconfig
 import threading
 import warnings
+from argparse import Namespace
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from mmap import mmap
 from operator import is_
-from types import FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
+from queue import Empty, Queue, SimpleQueue
+from types import (
+    BuiltinMethodType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import numpy as np
@@ -38,10 +50,15 @@ BY_IDENTITY = (nn.Module, torch.Tensor, torch.Generator, FunctionType, MethodTyp
 BYTES: tuple[type, ...] = (bytearray, array, memoryview, mmap, ctypes.c_int.__mro__[-2])
 """Types whose bytes Python can change in place; the last is the base class of all types of ctypes."""
 
+TEXTS = (io.StringIO, io.BytesIO)
 CHANGED_IN_PLACE = (
     random.Random, np.random.Generator, np.random.RandomState, torch.Generator, np.ndarray, Iterator, *BYTES,
+    *TEXTS, SimpleQueue,
 )  # fmt: skip
 """Single values that can change in place; every module that has one sees the change."""
+
+HOLDERS = (SimpleNamespace, Namespace, threading.local, threading.Event, threading.Semaphore, Queue, UserList)
+"""Types of libraries that exist to hold values, in attributes."""
 
 LIBRARIES = sys.stdlib_module_names | {"hydra", "launcher", "numpy", "omegaconf", "torch", "transformers"}
 INSTALLED = (*site.getsitepackages(), sysconfig.get_path("purelib"))
@@ -107,7 +124,8 @@ class PythonState:
         # anything else: its kind, and then its parts
         self.also[id(value)], self._first[id(value)] = [], key
         self._alive.append(value)
-        self.marks[key], self.chains[key] = mark(value) if inner is None else type(value), (*chain, id(value))
+        single = inner is None or _builtin_iterator(value)
+        self.marks[key], self.chains[key] = mark(value) if single else type(value), (*chain, id(value))
         for way, part in inner or ():
             self._walk((key[0], key[1] + way), part, (*chain, id(value)))
 
@@ -137,6 +155,15 @@ def parts(value: Any) -> Iterable[tuple[str, Any]] | None:
     """Return the parts of ``value`` with their paths, or ``None`` if it is a single value."""
     if isinstance(value, FunctionType):
         return [(f".{name}", cell.cell_contents) for name, cell in cells(value)] or None
+    if isinstance(value, MethodType | BuiltinMethodType | MethodWrapperType):
+        own = value.__self__
+        return None if own is None or isinstance(own, (ModuleType, nn.Module, type)) else [(".__self__", own)]
+    if isinstance(value, partial):
+        return [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
+    if _builtin_iterator(value):
+        return [
+            (f".{n}", v) for n, v in enumerate(gc.get_referents(value)) if not isinstance(v, type)
+        ] or None
     if isinstance(value, (*PLAIN, *BY_IDENTITY, np.ndarray, np.generic)):
         return None
 
@@ -154,9 +181,15 @@ def parts(value: Any) -> Iterable[tuple[str, Any]] | None:
     # objects of the user's classes, and library objects that exist to hold values
     if isinstance(value, ContextVar):
         return [(".get()", value.get(None))]
-    if isinstance(value, SimpleNamespace | threading.local) or own:
+    if isinstance(value, HOLDERS) or own:
         return [(f".{k}", v) for k, v in _own(value)]
     return None
+
+
+def _builtin_iterator(value: Any) -> bool:
+    """Return true for an iterator of Python's own, such as ``zip``, whose place in its parts is state too."""
+    known = type(value).__module__ in ("builtins", "itertools")
+    return known and isinstance(value, Iterator) and not isinstance(value, GeneratorType)
 
 
 def entries(value: Mapping[Any, Any]) -> list[tuple[Any, Any]] | None:
@@ -204,6 +237,10 @@ def mark(value: Any) -> Any:
 
     if isinstance(value, BYTES):
         return bytes(memoryview(value))  # type: ignore[arg-type]
+    if isinstance(value, TEXTS):
+        return None if value.closed else (value.tell(), value.getvalue())
+    if isinstance(value, SimpleQueue):
+        return _Long(tuple(queued(value)))
 
     # the position of an iterator
     if isinstance(value, GeneratorType):
@@ -219,6 +256,17 @@ def mark(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return type(value), frozenset(v if isinstance(v, PLAIN) else id(v) for v in value)
     return value
+
+
+def queued(queue: SimpleQueue[Any]) -> list[Any]:
+    """Return the items of a queue, which stay in it."""
+    items = []
+    with suppress(Empty):
+        while True:
+            items.append(queue.get_nowait())
+    for item in items:
+        queue.put(item)
+    return items
 
 
 def _mark_of_values(t: torch.Tensor) -> tuple[Any, ...]:

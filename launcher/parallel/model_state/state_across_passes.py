@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -15,18 +14,15 @@ from torch.overrides import TorchFunctionMode
 
 from launcher.parallel.dispatch.containers import mapped
 from launcher.parallel.dispatch.modes import default_dtype, tree_leaves
-from launcher.parallel.model_state.deep_copy import copied, hooks
+from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import contents_put_back, files_of, put_back
-from launcher.parallel.model_state.python_state import changed, library, reading, snapshot
+from launcher.parallel.model_state.python_state import changed, reading, snapshot
+from launcher.parallel.model_state.reachable_code import hooks_backward
 from launcher.parallel.model_state.references import OWN, inside
 
 Batch = tuple[Any, Any]
 """The arguments of a module's call: positional, and by name."""
 
-HOOKING = frozenset(
-    {"apply", "register_hook", "register_multi_grad_hook", "register_prehook", "grad", "retain_grad"}
-)
-"""Names in a module's code that may register a hook of the backward, or read a gradient that it left."""
 GRAD: Any = torch.Tensor.grad
 """The property with the gradient that a backward has left."""
 
@@ -38,7 +34,7 @@ def moved(model: nn.Module, leaf: nn.Module, args: Any, kwargs: Any) -> list[str
     for a hook that reads values. Changes in the files of the model and in containers are undone: otherwise a
     later check, which runs forwards before and after a backward, would find them everywhere.
     """
-    if not any(map(_hooks, leaf.modules())):
+    if not any(map(hooks_backward, leaf.modules())):
         return []
 
     # a hook may raise anything for meta tensors
@@ -117,7 +113,7 @@ def backward_reads(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Backward
 
     Forward and backward run on meta tensors, on a copy. What follows a read of values is not found.
     """
-    if not any(map(_hooks, model.modules())):
+    if not any(map(hooks_backward, model.modules())):
         return BackwardReads()
     seen: _Reads | None = None
     left = put_back(files_of(model)), contents_put_back(model)
@@ -151,7 +147,7 @@ def entangled(leaf: nn.Module, ready: Callable[[], tuple[nn.Module, Batch, Batch
     ``ready`` returns a copy of ``leaf`` with values and two batches for it, equal in each call. Returns ""
     for a module that fails for these values, or that is not deterministic.
     """
-    if not any(map(_hooks, leaf.modules())):
+    if not any(map(hooks_backward, leaf.modules())):
         return ""
     with suppress(Exception), torch.random.fork_rng(devices=[]):
         in_turn, again = _in_order(leaf, ready, False), _in_order(leaf, ready, False)
@@ -218,23 +214,6 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
     if not a.is_floating_point():
         return torch.equal(a, b)
     return torch.allclose(a.double(), b.double(), rtol=1e-5, atol=1e-9, equal_nan=True)
-
-
-def _hooks(module: nn.Module) -> bool:
-    if module._backward_hooks or module._backward_pre_hooks:
-        return True
-    if any(p is not None and hooks(p) for p in module._parameters.values()):
-        return True
-    kinds = [k for k in type(module).__mro__ if not library(k.__module__)]
-    functions = [f for k in kinds for f in vars(k).values() if isinstance(f, FunctionType)]
-    put = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    functions += [f for f in (getattr(h, "__func__", h) for h in put) if isinstance(f, FunctionType)]
-    return any(HOOKING & _names(f.__code__) for f in functions)
-
-
-def _names(code: CodeType) -> frozenset[str]:
-    inner = (_names(c) for c in code.co_consts if isinstance(c, CodeType))
-    return frozenset(code.co_names).union(*inner)
 
 
 def _fresh(t: torch.Tensor) -> torch.Tensor:

@@ -18,12 +18,18 @@ from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.dispatch.training_mode import evaluating
 from launcher.parallel.dispatch.user_lines import of_error
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.model_state.module_globals import files_of, variables
+from launcher.parallel.model_state.module_globals import contents_put_back, files_of, variables
 from launcher.parallel.model_state.python_state import changed, counters, reading, snapshot
 from launcher.parallel.model_state.state_across_passes import moved
 from launcher.parallel.trace.attribute_side_effects import SideChannels
 from launcher.parallel.trace.forward_observer import ForwardObserver, watching
 from launcher.parallel.trace.graph_recorder import Capture, GlueCall, Uncuttable, ambient, recording_calls
+from launcher.parallel.trace.random_streams_of_leaves import (
+    LeafStreams,
+    draws_of_python,
+    global_streams_kept,
+    seeds_of_torch,
+)
 from launcher.parallel.trace.run_on_values import InMemory, Observers, cast, run_module
 from launcher.parallel.trace.state_between_forwards import unentangled
 from launcher.parallel.trace.tensor_specs import spec
@@ -57,6 +63,7 @@ class Tracer(Capture):
     Attributes:
         watch: the observations of the forward.
         side_channels: checks that leaves receive values only as arguments.
+        streams: the global random streams around each leaf.
         evaluation: the trace in evaluation mode, if there is one.
         costs: bytes saved, flops and kernels of each node.
         writes: the storages that each node has changed.
@@ -66,6 +73,7 @@ class Tracer(Capture):
 
     watch: ForwardObserver
     side_channels: SideChannels | None = None
+    streams: LeafStreams | None = None
     evaluation: Tracer | None = None
 
     def __init__(self, root: nn.Module, leaves: frozenset[str], meter: ForwardMeter) -> None:
@@ -125,7 +133,11 @@ class Tracer(Capture):
 
         module: Any = call.func
         seen = Observers(self.meter, self.watch, report)
+        if self.streams is not None:
+            self.streams.begin()
         out = run_module(module, call.args, call.kwargs, seen, on_zeros=ambient().casts)
+        if self.streams is not None:
+            self.streams.end(leaf)
         if self.side_channels is not None:
             self.side_channels.end(leaf)
         return out
@@ -141,6 +153,8 @@ class Tracer(Capture):
     def over(self) -> None:
         """Check what modules leave at the end of the forward, while their calls are still captured."""
         self.watch.settle()  # a class whose own __call__ is captured has another function in its place
+        if self.streams is not None:
+            self.streams.over()
         if self.side_channels is not None:
             self._unchanged(*self.side_channels.over())
             place, leaf = self.side_channels.taken()
@@ -193,22 +207,38 @@ def trace(
 
     Raises ``RequestError``.
     """
+    before = snapshot(model)
+    with global_streams_kept(), contents_put_back(model):
+        tracer = _trace(model, leaves, inputs, units)
+    advanced = changed(before, snapshot(model))
+    if advanced:
+        text = f"{advanced[0][0]} cannot be copied, and planning advances it"
+        cure = "make it in the forward, or use an iterator of itertools"
+        raise RequestError((Problem("model", f"{text}; {cure}"),))
+    return tracer
+
+
+def _trace(
+    model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str]
+) -> Tracer:
     # the first time
     original, model = model, copied(model)  # a forward may count or cache
     before = snapshot(model)
     modules = files_of(model)
-    tracer = _follow(model, leaves, inputs, units, check_side_channels=True)
+    first, second = LeafStreams(), LeafStreams()
+    tracer = _follow(model, leaves, inputs, units, check_side_channels=True, streams=first)
     counted = counters(before, snapshot(model), leaves, tracer.watch.counted)
-
-    if tracer.watch.global_draws:
-        text = "the forward draws numbers from Python's or numpy's random stream"
-        why = "which differs on every rank"
-        raise RequestError((Problem("model", f"{text}, {why}; draw with torch, inside a module"),))
 
     # again, and in evaluation mode: it must do the same, or no stage can run it
     once = variables(modules)
     follow_again = partial(_follow, model, leaves, inputs, counted=counted)
-    difference = graph_difference(tracer.graph, follow_again().graph)
+    again = follow_again(streams=second)
+    if draws_of_python(first, second):
+        text = "the forward draws numbers from Python's or numpy's random stream"
+        why = "which differs on every rank"
+        raise RequestError((Problem("model", f"{text}, {why}; draw with torch, inside a module"),))
+    tracer.watch.seeds = seeds_of_torch(first, second)
+    difference = graph_difference(tracer.graph, again.graph)
     if difference:
         text = f"the code between the named modules changes from one forward to the next ({difference})"
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
@@ -283,15 +313,19 @@ def _follow(
     units: Sequence[str] = (),
     counted: Sequence[str] = (),
     check_side_channels: bool = False,
+    streams: LeafStreams | None = None,
 ) -> Tracer:
     """Trace a model that may count or cache while it runs.
 
-    ``counted`` has attributes that only their own leaf may read.
+    ``counted`` has attributes that only their own leaf may read. ``streams`` records the random streams.
     """
     meter = ForwardMeter((*model.parameters(), *model.buffers()))
 
     # the tracer, and its inputs
     tracer = Tracer(model, leaves, meter)
+    tracer.streams = streams
+    if streams is not None:
+        streams.start()
     xs = [torch.empty_like(x) for x in inputs]  # one object each, because two inputs may be one tensor
     _unhooked(model, leaves)
 

@@ -140,6 +140,7 @@ class ForwardObserver(TorchFunctionMode):
         gapped: the modules of ``strided`` whose argument also has gaps.
         world: modules that query the processes of the run, each with the query.
         global_draws: whether values come from the global random streams of Python or numpy.
+        seeds: leaves that seed torch's global stream, "" for the code between leaves.
         moved: whether attributes of modules, or variables of their files, have changed, or may change in a
             forward with values.
     """
@@ -204,6 +205,7 @@ class ForwardObserver(TorchFunctionMode):
         self._between_calls = StateAroundCalls(model)
         self.world: dict[tuple[str, str], None] = {}
         self.global_draws = False
+        self.seeds: tuple[str, ...] = ()
         self.moved = False
 
         # the model as it was before

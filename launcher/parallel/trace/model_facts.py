@@ -414,6 +414,7 @@ def _effects(watch: ForwardObserver, output: Any, meter: ForwardMeter) -> Effect
         saves_unfilled=tuple(watch.effects.saves_unfilled),
         world=tuple(watch.world),
         global_draws=watch.global_draws,
+        seeds=watch.seeds,
         beyond=tuple((name, rows, most) for name, (rows, most) in watch.values.beyond.items()),
         lookups=tuple(watch.values.lookups),
         moves=watch.moved,

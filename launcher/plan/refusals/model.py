@@ -170,11 +170,27 @@ def _around(at: CutModel, skeleton: ModelStructure, graph: Graph, alone: str) ->
         yield Problem(KEY, f"{text}, which differs on every rank; draw with torch, inside a module")
     if _mixes(graph) and _cuts_batch(at.sizes):
         yield _mixed(at, graph)
+    yield from _seeds(at, graph)
     for kept in graph.effects.kept:
         if kept.by_data and at.sizes.replicas > 1:
             ranks = f"each of {at.sizes.replicas} data-parallel ranks"
             text = f"the forward changes {kept.name} from rank-local data and then reads it"
             yield Problem(KEY, f"{text}: {ranks} would train another model; {ALONE}", alone)
+
+
+def _seeds(at: CutModel, graph: Graph) -> Iterator[Problem]:
+    """Yields a problem if one module seeds torch's random stream, and one on another stage draws from it."""
+    for seeder in graph.effects.seeds:
+        for drawer in graph.effects.draws:
+            if covers(seeder, drawer) and seeder:
+                continue
+            stages = at.stage_of(seeder) if seeder else None, at.stage_of(drawer)
+            if stages[0] is None or stages[0] != stages[1]:
+                where = seeder or "the code between the named modules"
+                text = f"{where} seeds torch's random stream, from which {drawer or 'that code'} draws"
+                why = "but each stage has a stream of its own"
+                yield Problem(KEY, f"{text}, {why}; pass a torch.Generator to the draw, and seed that")
+                return
 
 
 def _clocks(at: CutModel, graph: Graph, recomputes: bool) -> Iterator[Problem]:

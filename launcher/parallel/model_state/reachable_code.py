@@ -1,0 +1,106 @@
+"""Finds out whether a module's code registers hooks of the backward, also in functions that it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.autograd import Function
+
+from launcher.parallel.model_state.deep_copy import TORCH_ATTRIBUTES, cells, hooks
+from launcher.parallel.model_state.python_state import PLAIN, library
+
+HOOKING = frozenset(
+    {"apply", "register_hook", "register_multi_grad_hook", "register_prehook", "grad", "retain_grad"}
+)
+"""Names in code that may register a hook of the backward, or read a gradient that it left."""
+
+MOST = 10_000
+_OF_CLASSES: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
+
+
+def hooks_backward(module: nn.Module) -> bool:
+    """Return true if ``module``, without its parts, may register hooks, or call a Function of the user's.
+
+    What its code refers to is searched too: functions, objects of the user's classes, and modules of Python.
+    """
+    if module._backward_hooks or module._backward_pre_hooks:
+        return True
+    if any(p is not None and hooks(p) for p in module._parameters.values()):
+        return True
+    kind = type(module)
+    if kind not in _OF_CLASSES:
+        _OF_CLASSES[kind] = _leads_to_hooks([kind])
+    if _OF_CLASSES[kind]:
+        return True
+    values = [v for name, v in vars(module).items() if name not in TORCH_ATTRIBUTES]
+    return _leads_to_hooks([*values, *module._forward_hooks.values(), *module._forward_pre_hooks.values()])
+
+
+def _leads_to_hooks(starts: list[Any]) -> bool:
+    """Return true if one of these objects, or one that it refers to, has code with a name of ``HOOKING``."""
+    queue, seen = list(starts), set[int]()
+    while queue and len(seen) < MOST:
+        value = queue.pop()
+        if id(value) in seen or isinstance(value, (*PLAIN, nn.Module, torch.Tensor)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, MethodType) and isinstance(value.__self__, type):
+            value = value.__self__  # such as the apply of a Function, under another name
+        if isinstance(value, type) and issubclass(value, Function) and not library(value.__module__):
+            return True
+        if isinstance(value, FunctionType) and not library(value.__module__ or "torch"):
+            if HOOKING & (names := _names(value.__code__)):
+                return True
+            queue += _referred(value, names)
+        else:
+            queue += _parts(value)
+    return False
+
+
+def _referred(function: FunctionType, names: frozenset[str]) -> Iterator[Any]:
+    """Yield the objects that the code of ``function`` refers to by these names."""
+    for name in names:
+        value = function.__globals__.get(name)
+        if isinstance(value, ModuleType):
+            if not library(value.__name__):
+                yield from (vars(value)[n] for n in names if n in vars(value))
+        elif value is not None:
+            yield value
+    yield from (cell.cell_contents for _, cell in cells(function))
+    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    yield from vars(function).values()
+
+
+def _parts(value: Any) -> list[Any]:
+    """Return what an object refers to, as far as it is the user's."""
+    if isinstance(value, type):
+        kinds = [k for k in value.__mro__ if not library(k.__module__)]
+        return [v for k in kinds for v in vars(k).values()]
+    if isinstance(value, staticmethod | classmethod):
+        return [value.__func__]
+    if isinstance(value, property):
+        return [f for f in (value.fget, value.fset) if f is not None]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)
+    if isinstance(value, dict):
+        return list(value.values())
+    wrapped: Callable[..., Any] | None = getattr(value, "__wrapped__", None) if callable(value) else None
+    if wrapped is not None:
+        return [wrapped]
+    return [] if library(type(value).__module__) else [type(value), *getattr(value, "__dict__", {}).values()]
+
+
+def _names(code: CodeType) -> frozenset[str]:
+    """Return the names in ``code``, and its texts, which may be names of attributes."""
+    inner = (_names(c) for c in code.co_consts if isinstance(c, CodeType))
+    return frozenset(code.co_names).union((c for c in code.co_consts if isinstance(c, str)), *inner)
