@@ -101,7 +101,7 @@ class OptunaSampler:
         self._report(trial, reports)
         self._learn()
 
-    def hopeless(self, name: str, reports: Reports) -> str:
+    def prune_reason(self, name: str, reports: Reports) -> str:
         trial = self._of(name)
         self._report(trial, reports)
         if not trial.pruned:

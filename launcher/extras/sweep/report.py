@@ -1,4 +1,4 @@
-"""The page of a sweep."""
+"""The HTML page of a sweep: parallel coordinates, loss curves and the table of cells."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.errors import Problem, problems
+from launcher.errors import Problem, collecting_problems
 
 DAMAGED = "the environment of torchrun or srun is damaged, or was set by hand"
 SECRET_FILE = "LAUNCHER_SECRET_FILE"
@@ -38,7 +38,7 @@ class Place:
 
 def rank(env: Mapping[str, str] = os.environ) -> int | None:
     """This process's rank if an outer launcher started it, even if the other variables are missing."""
-    with problems() as wrong:
+    with collecting_problems() as wrong:
         read = _Reader(env, wrong)
         launcher = _outer_launcher(read)
         if launcher is None:
@@ -48,7 +48,7 @@ def rank(env: Mapping[str, str] = os.environ) -> int | None:
 
 def place(env: Mapping[str, str] = os.environ) -> Place | None:
     """This process's place if torchrun or srun started the ranks, else ``None``. Raises ``RequestError``."""
-    with problems() as wrong:
+    with collecting_problems() as wrong:
         read = _Reader(env, wrong)
         launcher = _outer_launcher(read)
         if launcher == "srun":
