@@ -77,7 +77,7 @@ plan of hundred
   settings  parallel.hsdp.optimizer_level=level2: applied, gradients are sharded too and reduced after every micro batch
   notes     parallel.pipeline.stage_config auto -> the stages above: balanced by flops and bytes written, the slowest
               rank 1.0% above the mean
-            parallel.hsdp.threshold 1 KB: 101 smaller parameters stay unsharded, their gradients are summed together
+            parallel.hsdp.threshold 1 KB: 101 smaller parameters stay unsharded; gradients are all-reduced together
 """
 
 
