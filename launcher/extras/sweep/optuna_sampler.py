@@ -116,7 +116,7 @@ class OptunaSampler:
         """Makes a proposal.
 
         A proposal that cannot run becomes a refused cell. A proposal that already ran does not run again:
-        optuna is told that it failed.
+        it is reported to Optuna as failed.
         """
         number = len(self._trials)
         if self._known:

@@ -137,7 +137,7 @@ class LayerChain:
         return least <= room * sum(weights)
 
     def above_mean(self, cut: Cut) -> float:
-        """Returns the share by which the work of the slowest rank exceeds the mean: 0.03 is 3 %."""
+        """Returns the fraction by which the work of the slowest rank exceeds the mean: 0.03 is 3 %."""
         loads = self.loads(cut)
         return max(loads) * len(loads) / (sum(loads) or 1.0) - 1
 

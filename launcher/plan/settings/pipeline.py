@@ -133,7 +133,7 @@ def _suits(job: Job, sizes: Sizes, scheduler: str, rule: Rule) -> bool:
 
 
 TRANSFER = 0.05
-"""The duration of a transfer, as a share of a mean forward, when schedules are compared.
+"""The duration of a transfer, as a fraction of a mean forward, when schedules are compared.
 
 If transfers cost nothing, schedules that differ only in how they hide transfers would look equal.
 """

@@ -18,8 +18,8 @@ class Param:
 
     ``same_as`` is its own name or, for a tied tensor, the first of its names. ``role``: "embedding" for the
     weight of an embedding module; "head" for the weight of the last linear module outside of all lists of
-    layers; "adapter" for a low-rank weight beside a linear module. ``stored``: for a frozen parameter, the
-    dtype in the file that its values come from.
+    layers; "adapter" for a low-rank weight that is added to a linear module. ``stored``: for a frozen
+    parameter, the dtype in the file that its values come from.
     """
 
     name: str
@@ -272,8 +272,8 @@ class Effects:
     weights. ``world``: modules that query the distributed processes, each with the query. ``global_draws``:
     whether it draws from the global random stream of Python or numpy. ``kept``: attributes that carry Python
     state from one forward to the next. ``resets``: attributes that make a resumed model compute other
-    results, "" for unknown ones. ``mixing``: what of a sample depends on the other samples of its batch,
-    BatchNorm aside, "" for nothing; ``None`` if that was not tested. ``untried``: the number of elements of a
+    results, "" for unknown ones. ``mixing``: which value of a sample depends on others of its batch,
+    BatchNorm excepted, "" for none; ``None`` if that was not tested. ``untried``: the number of elements of a
     model that is too large to test. ``beyond``: modules whose table has no row for an id of the data: module,
     rows of the table, the id. ``lookups``: inputs that are ids of tables. ``clocks``: functions, such as
     clocks, that return another value at each call and that its output depends on. ``moves``: whether a

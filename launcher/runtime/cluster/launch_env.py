@@ -156,7 +156,7 @@ def _srun(read: _Reader) -> Place | None:
 
 
 def step_port(job: int, step: int) -> int:
-    """A port that all tasks of a Slurm step compute alike, below the ephemeral ports.
+    """A port that all tasks of a Slurm step compute in the same way, below the ephemeral ports.
 
     >>> step_port(77, 1)
     16233

@@ -124,7 +124,7 @@ def record_ours(module: nn.Module, inputs: Sequence[Tensor]) -> OpGraph:
 
 
 class _LeftOut(nn.Module):
-    """Takes the place of a module whose output has the shape of its input."""
+    """Replaces a module whose output has the shape of its input."""
 
     def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         if more:  # ``record_ours`` catches this, and records the full module
