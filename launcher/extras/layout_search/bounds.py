@@ -49,7 +49,7 @@ class ModelCost:
     grows: float = 1.0
 
     def slowest(self, stages: int) -> float:
-        """The least fraction of work on the slowest rank: blocks are not divided, and one rank has the head."""
+        """The least fraction of work on the slowest rank: blocks are not divided; one rank has the head."""
         if stages == 1:
             return 1.0
         last = range(self.blocks + 1)
