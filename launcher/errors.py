@@ -88,11 +88,11 @@ def refuse(problems: Sequence[Problem]) -> None:
 
 
 @contextmanager
-def problems() -> Iterator[list[Problem]]:
+def collecting_problems() -> Iterator[list[Problem]]:
     """Collects the problems that the block appends, then raises them all at once as a ``RequestError``.
 
-    >>> with problems() as found:
-    ...     found.append(Problem("train.steps", "0 is not positive"))
+    >>> with collecting_problems() as problems:
+    ...     problems.append(Problem("train.steps", "0 is not positive"))
     Traceback (most recent call last):
     launcher.errors.RequestError: train.steps: 0 is not positive
     """

@@ -121,7 +121,7 @@ def lacking(name: str, key: str = "") -> list[Problem]:
     if _is_there(module):
         return []
     folder = "/".join(module.split(".")[:3])
-    text = f"needs {folder}, which this installation of the launcher lacks; install the whole launcher"
+    text = f"needs {folder}, which this installation of the launcher lacks; install the full launcher"
     return [Problem(key, text if key else f"the request {text}")]
 
 

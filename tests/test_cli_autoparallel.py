@@ -18,7 +18,7 @@ SLICES = "should be data_parallel or full_batch or a list or a group of keys"
 LAYOUT = "should be a layout such as {matrix: [2, 4], axes: [x, y], in: [[x, y], [x]]}, with one list per tensor"
 
 CASES = [
-    (f"{P}.hsdp.shard_size=0", "0: must be -1 (the whole data-parallel group) or a positive integer",
+    (f"{P}.hsdp.shard_size=0", "0: must be -1 (all data-parallel ranks) or a positive integer",
      ""),
     (f"{P}.hsdp.shard_size=a", f"a: {WHOLE}", ""),
     (f"{P}.hsdp.threshold=-1", "-1: should be at least 0", ""),

@@ -359,7 +359,7 @@ has none
         ["model._target_=mine.Net", "security.allow=[mine]"],
         """
   model._target_ = mine.Net: the settings of model=lm would become its arguments; and then model._target_: \
-mine.Net: there is no such module
+mine.Net: there is no module mine on sys.path; start in the folder that contains it
     set by: model._target_=mine.Net (command line)
 """,
     ),

@@ -109,7 +109,7 @@ ZEROS = {  # files of any length, which are refused for another reason
     "data=tokens reads prepared tokens",
     "tokens": "{path}: not a .tokens file: its first bytes differ",
     "index of tokens": "{home}/c.bin: its .idx is not an index of Megatron: its first bytes differ",
-    "idx": "{path}: not an idx file of unsigned bytes",
+    "idx": "{path}: not an idx file of unsigned bytes: it begins with 0x00000000",
     "idx.gz": "{home}/train-images-idx3-ubyte: cannot be read: Not a gzipped file (b'\\x00\\x00')",
 }
 

@@ -345,7 +345,7 @@ MOST_RUNS = 1000
 
 
 def older(newest: Path) -> list[Path]:
-    """Returns the complete checkpoints beside ``newest`` that have a lower step, the highest step first."""
+    """Returns the complete checkpoints next to ``newest`` that have a lower step, the highest step first."""
     step = step_of(newest) or 0
     return [path for path, _ in _complete_steps(newest.parent) if (step_of(path) or 0) < step]
 
@@ -476,7 +476,7 @@ def _sweep(folder: Path, keep: set[str]) -> None:
 
 @contextmanager
 def fresh(final: Path) -> Iterator[Path]:
-    """Yields an empty folder beside ``final``, which replaces ``final`` when the block ends.
+    """Yields an empty folder next to ``final``, which replaces ``final`` when the block ends.
 
     If the block raises, the new folder is deleted. If ``final`` is a link, the folder that it leads to is
     replaced.

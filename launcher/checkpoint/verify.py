@@ -21,7 +21,7 @@ from launcher.plan.values.text import bytes_text, spans
 
 
 def verify(folder: Path, trust: Trust = ANYONE) -> list[str]:
-    """Reads the whole checkpoint and returns every problem, each naming its file; empty if there is none.
+    """Reads the entire checkpoint and returns every problem, each naming its file; empty if there is none.
 
     ``trust`` names the key with which the MAC of the checkpoint must be made.
     """

@@ -77,7 +77,7 @@ def by_start(data: bytes, least: int = 2) -> FileKind | None:
 
 
 def file(path: str) -> str | None:
-    """Returns the file beside ``path`` with the most similar name; ``None`` if no name is similar."""
+    """Returns the file next to ``path`` with the most similar name; ``None`` if no name is similar."""
     here = Path(path)
     try:
         names = sorted(p.name for p in here.parent.iterdir() if p.is_file())

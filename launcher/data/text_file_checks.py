@@ -71,7 +71,8 @@ def _no_text(file: Path, start: bytes) -> Problem | None:
 def _windows(settings: Text, file: Path) -> Iterator[Problem]:
     """Checks that each part has room for a window. It counts bytes: BPE makes at most one token of each."""
     train, val = map(len, split(settings))
-    window = f"a window takes data.seq_len={settings.seq_len} tokens plus one"
+    counts = f"(data.seq_len={settings.seq_len}, and one for the last target)"
+    window = f"a sample needs {settings.seq_len + 1} tokens {counts}"
     if train <= settings.seq_len:
         text = f"{train} bytes to train on (data.val_fraction={settings.val_fraction}) are too few"
         yield Problem("data.path", f"{file}: {text}: {window}")

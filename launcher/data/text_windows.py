@@ -42,9 +42,9 @@ def _learned(settings: Text) -> Dataset:
     # only encoding shows how many tokens a text has
     train, val = (Windows(part, settings.seq_len) for part in (made.train, made.val))
     if not len(train):
-        window = f"a window takes data.seq_len={settings.seq_len} tokens plus one"
+        need = f"{settings.seq_len + 1} (data.seq_len={settings.seq_len}, and one for the last target)"
         source = text_files.where(settings)
-        text = f"{source}: {len(train.tokens)} tokens to train on are too few: {window}"
+        text = f"{source}: {len(train.tokens)} training tokens are too few: a sample needs {need}"
         raise RequestError((Problem("data.path", text, "data.tokenizer=bytes data.vocab_size=256"),))
 
     file = _name(settings)

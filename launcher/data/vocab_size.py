@@ -14,8 +14,8 @@ HEADERS, TOKENIZER = "as the headers of its files say", "as many as its tokenize
 def with_vocabulary(job: Job) -> tuple[Job, str]:
     """Returns ``job`` with ``data.vocab_size`` and ``model.vocab_size`` set, if they are null and known.
 
-    The text says where ``data.vocab_size`` was read from; it is empty if it was not read. Problems with the
-    files are reported by their own checks.
+    Also returns the source of ``data.vocab_size`` as text, or "" if it was not read from files. Problems with
+    the files are reported by their own checks.
     """
     data, model, source = job.data, job.model, ""
     if isinstance(data, Tokens | Chat) and data.vocab_size is None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.errors import Problem, problems
+from launcher.errors import Problem, collecting_problems
 from launcher.job.config_folders import ConfigFiles
 from launcher.job.schema.redact import text as redacted
 
@@ -42,7 +42,7 @@ def parse(argv: Sequence[str]) -> Args:
     config_dir: Path | None = None
     sweep_dir: Path | None = None
     completion: str | None = None
-    with problems() as wrong:
+    with collecting_problems() as wrong:
         # separate flags and their values; all other words are overrides
         while rest:
             word = rest.pop(0)

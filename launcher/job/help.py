@@ -21,7 +21,7 @@ WIDEST = 46
 
 @dataclass(frozen=True)
 class DocumentedSetting:
-    """A key in a file, its default there as written, and the comment beside it. A section has no default."""
+    """A key in a file, its default there as written, and the comment next to it. A section has no default."""
 
     key: str
     default: str
@@ -119,7 +119,7 @@ def explain(name: str, configs: ConfigFiles) -> str:
     if blocks := list(_blocks(name, options(configs))):
         return ("\n\n" if any("\n" in block for block in blocks) else "\n").join(blocks)
 
-    # a key of a group that is null by default is explained beside the group
+    # a key of a group that is null by default is explained next to the group
     from launcher.job.completion import noted
 
     if any(key == name for key, _ in noted()):

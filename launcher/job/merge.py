@@ -342,7 +342,7 @@ def _unresolved(key: str, text: str, error: BaseException, known: list[str]) -> 
     if missing is None:
         return Problem(key, f"{redacted(text)}: cannot be resolved; {reason}")
 
-    # suggest a similar key; block_size is no misspelled vocab_size, though the same section makes them alike
+    # suggest a similar key; block_size is no misspelled vocab_size, although both are in one section
     hint = nearest(missing, known, 0.8)
     section, _, leaf = missing.partition(".")
     if hint and hint.startswith(f"{section}.") and nearest(leaf, [hint.partition(".")[2]], 0.8) is None:

@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Override as Parsed
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from launcher.errors import Problem, problems
+from launcher.errors import Problem, collecting_problems
 from launcher.job.config_folders import ConfigFiles
 from launcher.job.hydra_compose import hydrate
 from launcher.job.overrides import OPERATORS, paste, read, written
@@ -81,7 +81,7 @@ class SweepAxis:
 
 def axes(overrides: Sequence[str], configs: ConfigFiles) -> tuple[SweepAxis, ...]:
     """One axis per override. Raises ``RequestError``."""
-    with problems() as wrong:
+    with collecting_problems() as wrong:
         single = sift(overrides, KnownNames(configs.groups(), configs.options("recipe")), wrong)
         return tuple(_axis(o, configs, wrong) for o in single)
 
@@ -93,7 +93,7 @@ def written_axes(
     there = {axis.key.lstrip("+~") for axis in typed}
     known = (*dict.fromkeys(keys.everywhere()), *configs.groups())
     out: list[SweepAxis] = []
-    with problems() as wrong:
+    with collecting_problems() as wrong:
         for key, values in over.items():
             if key in there:
                 continue

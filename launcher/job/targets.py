@@ -88,7 +88,10 @@ def is_installed(path: str) -> bool:
 
 
 def missing_module(key: str, path: str) -> Problem:
-    return Problem(key, f"{path}: there is no such module")
+    module = path.partition(".")[0]
+    return Problem(
+        key, f"{path}: there is no module {module} on sys.path; start in the folder that contains it"
+    )
 
 
 def locate(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_target_") -> type[T]:

@@ -129,7 +129,7 @@ def hostile(path: Path) -> Problem | None:
     """
     try:
         if not path.is_file():
-            return Problem("", f"{short(path)}: is not a file")
+            return Problem("", f"{short(path)}: not a regular file")
         state = path.stat()
         if state.st_size > BYTES:
             return _problem(path, None, f"{state.st_size} bytes; a file of settings has at most {BYTES}")

@@ -1,4 +1,4 @@
-"""Builds models with transformers, and the masks that keep packed documents apart.
+"""Builds models with transformers, and the masks that keep packed documents separate.
 
 transformers would infer documents from positions alone, but it reads values for that, which no stage of a
 pipeline can do.
@@ -527,7 +527,7 @@ def opened(settings: HuggingFace, folder: str, dtype: torch.dtype) -> tuple[Any,
 def _logits_only(cls: type[nn.Module], takes: str) -> type[nn.Module]:
     """Return a subclass whose forward takes the one tensor ``takes`` and returns only the logits.
 
-    ``documents`` (batch, time) has the number of each token's document, if documents are kept apart.
+    ``documents`` (batch, time) has the number of each token's document, if documents are kept separate.
     """
 
     def forward(self: Any, samples: Tensor, documents: Tensor | None = None) -> Tensor:
@@ -541,7 +541,7 @@ def _logits_only(cls: type[nn.Module], takes: str) -> type[nn.Module]:
 def tp_plan(settings: HuggingFace) -> dict[str, str]:
     """Return a tensor-parallel style by glob of module names, or nothing if no plan exists for the model.
 
-    A head that is tied to the embedding stays whole, because most plans do not split the embedding.
+    A head that is tied to the embedding is not cut, because most plans do not split the embedding.
     """
     config = config_of(settings)
     cls = class_of(settings, config)

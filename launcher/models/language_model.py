@@ -218,7 +218,7 @@ class Attention(nn.Module):
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         kept = k, v
 
-        # earlier pieces are visible as a whole, later positions of this piece are not
+        # earlier pieces are fully visible, later positions of this piece are not
         seen = None
         if past:
             k, v = (torch.cat(ts, 2) for ts in zip(*past, kept, strict=True))

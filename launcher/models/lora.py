@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) beside linear modules of any model."""
+"""Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) of linear modules of any model."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def values(metrics: Sequence[Metric], sums: Sequence[Sequence[float]], where: st
 
 @dataclass(frozen=True)
 class TopK:
-    """The share of targets whose logit is among the ``k`` largest; of equal logits the first class wins.
+    """The fraction of targets whose logit is among the ``k`` largest; of equal logits the first class wins.
 
     It is NaN if a target is not a class.
     """

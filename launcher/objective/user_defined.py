@@ -37,8 +37,8 @@ class OwnLoss:
         self._name = settings.target
         self._made = made(settings, allow, key, device)
         if not callable(getattr(self._made, "count", None)):
-            text = f"{self._name}: it has no method count(target), whose result divides the loss"
-            text += " and is needed before any forward"
+            text = f"{self._name}: it has no method count(target); define one: its result, which must be"
+            text += " known before the forward, divides the loss"
             raise RequestError((Problem(key, text),))
         self._apart: Tensor | None = None
 

@@ -376,7 +376,7 @@ def _near(trial: OptimizerTrial, seen: Observation, cut: TrialCut) -> bool:
 
 
 def _close(actual: Sequence[Tensor], observation: Observation) -> bool:
-    """Compare value by value: a large value must not hide a wrong one beside it."""
+    """Compare value by value: a large value must not hide a wrong one next to it."""
     for a, p, path in zip(actual, observation.params, observation.paths, strict=True):
         expected = p.detach()
         rounding = 500 * torch.finfo(expected.dtype).eps * (expected.abs() + path)

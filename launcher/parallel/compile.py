@@ -74,7 +74,7 @@ def _modules(part: StagePart, plan: Compilation) -> dict[str, nn.Module]:
 
 
 def _configure(modules: int, axis: Axis) -> None:
-    """Set torch's options for the whole process."""
+    """Set torch's options for the entire process."""
     from torch._dynamo import config as dynamo
     from torch._inductor import config as inductor
 
@@ -127,7 +127,7 @@ def compile_loss(
 def traceable(module: nn.Module) -> Callable[..., Any]:
     """Return the forward of ``module`` for torch to compile; adapts its recomputed submodules in place.
 
-    If the module itself is recomputed, its graph is recomputed as a whole; the results to keep are chosen
+    If the module itself is recomputed, its full graph is recomputed; the results to keep are chosen
     among the graph's operations.
     """
     for inner in module.modules():

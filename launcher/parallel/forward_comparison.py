@@ -1,8 +1,11 @@
 """Compares the forward that ranks will run with the model's own, on a few samples.
 
-A trace sees the code between the modules while torch's modes are active, on tensors without values. Code that
-asks for that takes another path, which the stages would then run. A recomputed module runs again after the
-rest of the forward, and may then read state that has another value.
+Two kinds of code would give other results on ranks:
+
+- A trace runs the code between the modules under torch's dispatch modes and on meta tensors. Code that tests
+  for either takes another branch in the trace, and the stages would run that branch.
+- A recomputed module runs again after the rest of the forward. State that it reads may have another value
+  then.
 """
 
 from __future__ import annotations
@@ -34,10 +37,10 @@ Change = Callable[[nn.Module], nn.Module]
 
 
 def traced_difference(model: nn.Module, leaves: frozenset[str], inputs: Sequence[Tensor]) -> str:
-    """Return how the traced forward differs from the model's own: a result or an error; "" for no difference.
+    """Return the first difference between the traced forward and the model's own: a value or an exception.
 
-    ``inputs`` are on meta; their number of samples does not matter. Nothing is compared for a model that is
-    too large to try, whose equal forwards differ, or that itself fails for the values tried.
+    Return "" if there is none, and also if the model is too large to run, is not deterministic, or fails on
+    the sample values. ``inputs`` are on meta; their number of samples does not matter.
     """
     if not _comparable(model, inputs):
         return ""
@@ -53,8 +56,8 @@ def not_repeatable(
 ) -> dict[str, str]:
     """Return the ``recomputed`` modules that cannot be recomputed, and why.
 
-    A rank would refuse them at its second step, or their results are not those of the model. ``inputs`` are
-    as for ``traced_difference``. If only several together make a difference, all are returned.
+    Recomputing them would fail in the second step, or give results that differ from the model's. ``inputs``
+    are as for ``traced_difference``. If only several together make a difference, all are returned.
     """
     if not recomputed or not _comparable(model, inputs):
         return {}

@@ -42,7 +42,10 @@ def check_agreement(parts: list[StagePart], full_tensor: FullTensorOf) -> None:
 
 
 def _same_numbers(made: dict[str, str], full_tensor: FullTensorOf) -> None:
-    """Compare the values of tensors that ranks have made in different ways: one may have used a cache."""
+    """Compare the values of tensors whose construction differs between ranks.
+
+    The values may still be equal: a rank may have read from a cache what another one has computed.
+    """
     every = _gathered(made)
     names = sorted({n for texts in every for n in texts})
     doubtful = [n for n in names if len({texts.get(n) for texts in every}) > 1]

@@ -166,9 +166,9 @@ ALIKE = (
     nn.Tanh,
     nn.Softplus,
 )
-"""Modules whose forward treats every position alike."""
+"""Modules whose forward treats every position in the same way."""
 NORMS = (nn.LayerNorm, nn.RMSNorm)
-"""Modules whose forward treats every position alike if they normalize the last dim only."""
+"""Modules whose forward treats every position in the same way if they normalize the last dim only."""
 
 ALIKE_FUNCTIONS = frozenset({
     "abs", "add", "clamp", "clone", "contiguous", "detach", "div", "dropout", "embedding", "erf", "exp",

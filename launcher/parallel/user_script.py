@@ -1,4 +1,4 @@
-"""``launcher.parallel.parallelize``: lays out a model by a plan, as one module of a user's script."""
+"""``launcher.parallel.parallelize``: applies a plan to a model in a user's own script."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launcher.plan.plan import Plan
 class Net(nn.Module):
     """A module with this rank's stages in ``stages``.
 
-    ``live`` is what the ``Pipeline`` of ``launcher.runtime`` trains.
+    ``live`` is the model that ``launcher.runtime.training.pipeline.PipelineRuntime`` trains.
     """
 
     def __init__(self, live: ParallelModel) -> None:
@@ -42,7 +42,10 @@ class Net(nn.Module):
         return out
 
     def copies(self) -> dict[str, tuple[Tensor, ...]]:
-        """Return this rank's parameters and buffers of the plan by first name: one tensor per copy."""
+        """Return this rank's parameters and buffers by first name.
+
+        A tied tensor has one entry for each copy that this rank holds.
+        """
         out: dict[str, tuple[Tensor, ...]] = {}
         for part in self.live.parts:
             for p, _, t in part.named(self.live.plan.params):
@@ -52,7 +55,7 @@ class Net(nn.Module):
 
 
 def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
-    """Return this rank's share of ``model``, laid out by ``plan``.
+    """Return this rank's part of ``model``, laid out by ``plan``.
 
     Every rank of the process group calls this.
 
@@ -72,7 +75,7 @@ def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
     else:
         model, full_tensor = fill.from_constructor(model, plan)
 
-    # this rank's share of it
+    # this rank's part of it
     meshes = mesh.build(plan.sizes.grid, device.type, plan.ties)
     drawn = blueprint(model, full_tensor, plan, plan.inputs)
     return Net(parallel_model.parallelize(drawn, plan, meshes, device))
@@ -112,10 +115,10 @@ def _empty(model: nn.Module) -> None:
 
 
 def sync_pipeline_shared_parameters(net: nn.Module) -> None:
-    """Make all copies of every shared parameter equal to the first stage's; one stage alone has no copies.
+    """Copy every parameter that stages share from the first stage to the others.
 
-    ``net`` is a model that ``parallelize`` returned, or a module around it. Every rank calls this. Raises
-    ``TypeError`` for anything else.
+    Does nothing if there is one stage. ``net`` is a model that ``parallelize`` returned, or a module around
+    it. Every rank calls this. Raises ``TypeError`` for anything else.
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: {type(net).__name__} is not a torch.nn.Module")

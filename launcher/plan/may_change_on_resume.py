@@ -6,7 +6,7 @@ Every setting is in one class:
 - Derived: a change is refused only if a value that is computed from it changes too.
 - Noted: people change it on purpose between two runs; a note says so.
 - Layout: it says where and how training is computed; the numbers are the same for every value.
-- Aside: no optimizer step depends on it.
+- Unrelated: no optimizer step depends on it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ LAYOUT = (
     "parallel.operator_strategy", "parallel.transformer_opt", "parallel.deferred_init", "debug.onerank",
 )  # fmt: skip
 
-ASIDE = (
+UNRELATED = (
     "name", "recipe", "runs", "run_dir", "show", "search", "sweep", "metrics", "train.epochs",
     "train.log_every", "train.eval_every", "train.eval_batches", "train.early_stop", "callbacks",
     "parallel.local_norm", "parallel.group_file", "checkpoint", "steps", "logger", "security", "data.cache",
@@ -80,8 +80,14 @@ class Difference:
 
 
 def class_of(key: str) -> tuple[str, ...]:
-    """Returns the classes that name ``key`` or, if none does, the innermost section that contains it."""
-    classes = {"refused": REFUSED, "derived": DERIVED, "noted": NOTED, "layout": LAYOUT, "aside": ASIDE}
+    """Returns the classes that list ``key`` or, if none does, those that list its innermost section."""
+    classes = {
+        "refused": REFUSED,
+        "derived": DERIVED,
+        "noted": NOTED,
+        "layout": LAYOUT,
+        "unrelated": UNRELATED,
+    }
     parts = key.split(".")
     for n in range(len(parts), 0, -1):
         above = ".".join(parts[:n])
@@ -148,9 +154,10 @@ def differences(
         changes.append(Difference(key, _kind(saved, section), _kind(mine, section), _why(key)))
 
     # all other sections are compared setting by setting
-    apart = {"derived", *DERIVED, *(f"{section}.{key}" for section in CHOSEN for key in ("name", "_target_"))}
+    choices = (f"{section}.{key}" for section in CHOSEN for key in ("name", "_target_"))
+    compared_elsewhere = {"derived", *DERIVED, *choices}
     for key in dict.fromkeys((*mine, *saved)):
-        if key not in apart and key.partition(".")[0] not in other:
+        if key not in compared_elsewhere and key.partition(".")[0] not in other:
             changes += _one(key, saved, mine, job)
     changes += _contents(saved["derived"].get("contents"), contents, job, changes)
     return [*changes, *_scale(saved, mine), *_micro(saved["derived"], mine["derived"])]

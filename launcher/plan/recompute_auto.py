@@ -72,7 +72,7 @@ def chosen(groups: Sequence[EqualBlocks], fits: Callable[[Choice], bool]) -> Cho
 def cheapest(groups: Sequence[EqualBlocks], fits: Callable[[Choice], bool]) -> Choice | None:
     """Returns the cheapest choice that ``fits``, or ``None`` if none does.
 
-    For blocks that are alike, only the number of blocks under each policy is varied. The blocks whose
+    For equal blocks, only the number of blocks under each policy is varied. The blocks whose
     backward needs most bytes come first: their backward runs when the later blocks have freed everything,
     and the blocks before them keep least. If a policy that keeps less needs more in its backward, no
     other order needs less memory.

@@ -91,7 +91,7 @@ def _staying(plan: Plan) -> Rows:
 
 
 def _page(plan: Plan, sections: Mapping[str, list[str]]) -> str:
-    """Returns the text, with each label beside the first line of its section."""
+    """Returns the text, with each label next to the first line of its section."""
     out = [f"plan of {plan.name}"]
     for label, lines in sections.items():
         out += [f"  {label if not i else '':<9} {line}" for i, line in enumerate(lines)]
@@ -152,7 +152,7 @@ def _on(ranks: Sequence[int]) -> str:
 
 
 def _stages(plan: Plan) -> Rows:
-    """Yields what stages run; consecutive stages that are alike share a row."""
+    """Yields what stages run; consecutive equal stages share a row."""
     first = {n: p for p in plan.params for n in p.names}
     halves = any(a.kind == "I" for row in plan.schedule for a in row)
     rows = []
@@ -165,7 +165,7 @@ def _stages(plan: Plan) -> Rows:
     # consecutive stages share a row if costs are equal and module names differ only in their numbers
     for (cost, modules), same in _runs(rows, lambda row: (row[1], tuple(map(_glob, row[0].modules)))):
         stages = [s for s, _ in same]
-        names = "the whole model" if plan.leaves is None else "no module"
+        names = "the full model" if plan.leaves is None else "no module"
         if any(modules):
             names = listed([m for s in stages for m in s.modules])
 
@@ -196,7 +196,7 @@ def _glob(module: str) -> str:
 
 
 def _recompute(plan: Plan) -> Rows:
-    """Yields what stages run again in their backward; consecutive stages that are alike share a row."""
+    """Yields what stages run again in their backward; consecutive equal stages share a row."""
     # what each stage runs again, and at what cost
     rows = []
     for s, cost in zip(plan.stages, plan.estimate.rerun, strict=True):
@@ -231,7 +231,7 @@ def _way(r: Recomputed, compiled: bool) -> str:
 
 
 def _sends(plan: Plan) -> Rows:
-    """Yields what each stage sends to the next; consecutive boundaries that are alike share a row."""
+    """Yields what each stage sends to the next; consecutive equal boundaries share a row."""
     places = plan.sizes.places
     boundaries = range(len(plan.stages) - 1)
     rows = [(s, plan.boundaries[s], places[s] == places[s + 1]) for s in boundaries]
@@ -273,7 +273,7 @@ def _hsdp(plan: Plan) -> Rows:
         yield "hsdp", f"{plan.hsdp.optimizer_level}: no parameter is sharded over {over}"
         return
 
-    # the total, then one row for consecutive groups that are alike
+    # the total, then one row for consecutive equal groups
     sharded = many(count, "parameter")
     groups = many(len(plan.groups), "group")
     yield "hsdp", f"{plan.hsdp.optimizer_level}: {sharded} over {over}, gathered in {groups}"
@@ -321,7 +321,7 @@ def _compile(plan: Plan) -> Rows:
 def _traffic(plan: Plan) -> Rows:
     """Yields how many collectives of each kind one step runs, and their bytes.
 
-    Consecutive ranks that are alike share a row.
+    Consecutive equal ranks share a row.
     """
     kinds = [k for k in KINDS if any(t.kind == k for t in plan.estimate.traffic)]
     if plan.sizes.grid.size == 1:
@@ -336,7 +336,7 @@ def _traffic(plan: Plan) -> Rows:
 
 
 def _memory(plan: Plan) -> Rows:
-    """Yields the bytes of each rank; consecutive ranks that are alike share a row."""
+    """Yields the bytes of each rank; consecutive equal ranks share a row."""
     titles = ("params", "grads", "optimizer", "gathered", "activations", "total")
     rows = [(m.rank, tuple(getattr(m, title) for title in titles)) for m in plan.estimate.memory]
     folded = [(spans([r for r, _ in same]), cells) for cells, same in _runs(rows, lambda row: row[1])]

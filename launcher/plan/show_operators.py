@@ -16,7 +16,7 @@ Rows = Iterator[tuple[str, str]]
 
 
 def operator_rows(flow: TensorParallelPlan, output: Sequence[TensorSpec], ways: int) -> Rows:
-    """Yields one row for operators that are alike, and one for what all of them send.
+    """Yields one row for equal operators, and one for what all of them send.
 
     ``output``: the model's output on a rank; ``ways``: the size of ``tp``.
     """

@@ -242,7 +242,7 @@ def _role(name: str) -> Role:
 
 
 def _mixed(config: Mapping[str, Any], documents: DocumentSetting) -> Iterator[Problem]:
-    """Yields why the documents of a sample would not be kept apart."""
+    """Yields why the documents of a sample would not be kept separate."""
     kind, attention = config["model_type"], config.get("attn_implementation") or "sdpa"
     if kind not in APART or config.get("use_bidirectional_attention"):
         text = f"{documents.value}: the launcher cannot separate documents in a {kind}"

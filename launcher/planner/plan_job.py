@@ -297,7 +297,7 @@ def _cut_at_leaves_or_stacks(
 def _undivided(
     job: Job, request: StageRequest, skeleton: ModelStructure, leaves: tuple[str, ...] | None
 ) -> tuple[tuple[str, ...] | None, list[Note]]:
-    """Returns ``leaves``; for automatic stages, a module that is recomputed as a whole becomes one leaf."""
+    """Returns ``leaves``; for automatic stages, a module that is recomputed as one becomes one leaf."""
     if leaves is None or request.config is not None:
         return leaves, []
     out, undivided = recompute.undivided(job.parallel.recompute, skeleton, leaves, request.sizes.virtual)

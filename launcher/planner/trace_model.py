@@ -55,7 +55,7 @@ class ModelRead:
     operators, tp and the inputs. The next three have the inputs as key. ``mixing``: what depends on other
     samples of the batch, ``None`` if this was not tried. ``outside``: what the output depends on outside of
     the model. ``identity``: modules that depend on more than the numbers of their inputs. ``late_world``:
-    what the model asked about its process when these three were computed.
+    what the model read of its process when these three were computed.
     """
 
     make: Callable[[], nn.Module]

@@ -68,7 +68,7 @@ class Run:
 def run_phases(run: Run, remaining: Sequence[Phase], record: status_record.RunStatus) -> None:
     """Runs the phases that are ``remaining``, and records each when it is done.
 
-    Raises ``RunError`` if one fails, ``Interrupted`` if the run was told to stop.
+    Raises ``RunError`` if one fails, ``Interrupted`` if a signal stopped the run.
     """
     from launcher.runtime.training.metrics_file import Metrics, read
     from launcher.runtime.training.progress import progress

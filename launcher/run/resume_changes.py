@@ -1,4 +1,4 @@
-"""Settings that differ from those of the checkpoint: refused, accepted or noted."""
+"""Judges settings that differ from those of the checkpoint: refused, accepted or noted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,11 @@ def _arguments(settings: Any) -> Collection[str]:
 def changes(
     checkpoint: Checkpoint, job: Job, plan: Plan, overrides: Sequence[str], misfit: bool
 ) -> tuple[list[Problem], list[Note]]:
-    """Refused changes, and notes for the plan. ``misfit``: the weights do not fit the model."""
+    """Returns the changes that are refused, and notes on those that are accepted.
+
+    ``misfit``: the weights do not fit the model, so accepting a change of ``model`` or ``train`` is not
+    proposed.
+    """
     saved, done = checkpoint.state.get("settings"), int(checkpoint.state["step"])
     if saved is None:
         text = "the checkpoint is too old to say how it was trained, so nothing is compared"
@@ -80,7 +84,7 @@ def changes(
 
 
 def sets(overrides: Sequence[str], key: str) -> bool:
-    """Return true if one of ``overrides`` sets ``key``, or a part or section of it."""
+    """Return true if an override sets ``key``, a key below it, or a section that contains it."""
     words = (o.partition("=")[0].lstrip("+~") for o in overrides)
     return any(_covered(key, [word]) or _covered(word, [key]) for word in words)
 
@@ -126,7 +130,7 @@ def _note(d: Difference, name: str, done: int, job: Job) -> Note:
 
 
 def _curve(d: Difference, done: int, job: Job) -> str:
-    """The effect of a changed number of steps on a schedule that spans all of them."""
+    """Describes how a changed number of steps changes the learning rate of the next step."""
     schedule = job.schedule
     if isinstance(schedule, Constant | CosineRestarts | Target):  # independent of the number of steps
         return ""

@@ -143,7 +143,7 @@ def run(request: Request, command: Sequence[str], others: FollowerRanks | None =
     Raises:
         RequestError: If something is wrong with the request; no rank was started.
         RunError: If the run failed.
-        Interrupted: If the run was told to stop.
+        Interrupted: If a signal stopped the run.
     """
     with serving(), stoppable(), _saved(request.job):
         _make_tokens(request, others)
@@ -184,7 +184,7 @@ def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] =
     """Plans ``job``, runs its steps and returns their results.
 
     Raises ``RequestError`` before anything is started or written, ``RunError`` if the run failed,
-    ``Interrupted`` if it was told to stop. Under torchrun or srun only rank 0 calls it; the others call
+    ``Interrupted`` if a signal stopped it. Under torchrun or srun only rank 0 calls it; the others call
     ``follow_rank_0``.
     """
     from launcher.job.compose import Request  # imports Hydra, which joining ranks do not need

@@ -136,8 +136,9 @@ def problems(job: Job, outer: int | None) -> list[Problem]:
     seconds = None if slurm.time is None else time_s(slurm.time)
     before = with_signal_s(slurm, _run(job))[0].signal_s or 0
     if seconds is not None and seconds <= before + EARLY_S:
-        text = f"{slurm.time}: ranks would be told to save right after the start: {KEY}.signal_s is"
-        text += f" {before} s before the end, and Slurm may send the signal {EARLY_S} s earlier"
+        early = f"{before + EARLY_S} s before it ({KEY}.signal_s={before}, and up to {EARLY_S} s earlier)"
+        text = f"{slurm.time}: the time limit is too short: Slurm may send the signal to save {early}"
+        text += ", at the start of the job"
         problems.append(Problem(f"{KEY}.time", text))
     return problems
 

@@ -115,7 +115,8 @@ def prologue(slurm: Slurm, ranks: RankLayout, folder: Path, secret: Path | None)
     yield ""
     if ranks.restarts:
         yield from _again(ranks.restarts)
-    yield f"# {slurm.signal_s} s before the time limit every task is told to save, and exits with {REQUEUE};"
+    before = f"# {slurm.signal_s} s before the time limit"
+    yield f"{before} every task gets a signal, saves and exits with {REQUEUE};"
     yield f"# a task that is still starting is ended by the signal itself ({KILLED})."
 
 
@@ -147,7 +148,7 @@ def _command(at: RunPaths) -> str:
 
 
 NUMBERS = "jobs.json"
-"""A file beside the run folders: the job number of each run, by name."""
+"""A file next to the run folders: the job number of each run, by name."""
 LOG = '"${run//%/%%}/slurm-$SLURM_JOB_ID.log"'
 """The log of a run's ranks, in its run folder."""
 

@@ -126,7 +126,7 @@ def _findings(error: RequestError, words: Sequence[str]) -> list[ListedProblem]:
 
 
 def _first(error: RequestError) -> list[ListedProblem]:
-    """The first problems of ``error``, without cures; one problem stands for all other keys."""
+    """The first problems of ``error``, without cures; one problem represents all other keys."""
     shown, more = list(error.problems[:SHOWN_KEYS]), error.problems[SHOWN_KEYS:]
     hidden = [p for p in more if p.key and not p.text.endswith(MORE)]
     shown += [p for p in more if not p.key or p.text.endswith(MORE)]

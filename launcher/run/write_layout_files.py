@@ -1,4 +1,4 @@
-"""Writes the files that a request names beside its run: layouts and groups."""
+"""Writes the files that a request names in addition to its run: layouts and groups."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class RanksFailed(RunError):
 class Interrupted(BaseException):
     """The user or the system asked this process to stop, and it stopped at once; this is no failure.
 
-    ``insisted``: it was asked twice.
+    ``insisted``: a second signal requested it.
     """
 
     def __init__(self, signum: int, insisted: bool = False) -> None:

@@ -58,7 +58,7 @@ EXPORTED = "exported.safetensors"
 BUILDS = 2
 """The number of models that are built for each copy: one is trained, the other loads its checkpoint."""
 HALF = 0.5
-"""The clipping limit as a share of the first step's norm, so that gradients are clipped."""
+"""The clipping limit as a fraction of the first step's norm, so that gradients are clipped."""
 
 
 def copies(step: steps.Certify, job: Job, plan: Plan) -> tuple[tuple[Copy, Plan], ...]:

@@ -16,7 +16,7 @@ from launcher.steps.file_checks import best
 
 
 def run_on_ranks(step: Load, session: Session, job: Job) -> str:
-    save.finish(session)  # the save of the requested checkpoint may not be finished
+    save.finish(session)  # a background save may be writing the checkpoint to load
     checkpoints = session.folder / "checkpoints"
     path = latest(checkpoints, session.trust)
     if step.path is not None:

@@ -156,7 +156,7 @@ def rewrite(step: Transform, src: Path, dst: Path, key: str | None = None, trust
 
 
 def check_place(step: Transform, dst: Path) -> None:
-    """Raises as ``rewrite`` does if the named destination is unusable beside its source. Writes nothing."""
+    """Raises as ``rewrite`` does if the named destination is unusable for its source. Writes nothing."""
     check = check_places if step.format == "launcher" else check_rank_places
     check(Path(str(step.src)), dst, step.overwrite)
 

@@ -89,7 +89,7 @@ def test_text_too_short_for_a_window(tmp_path):
     assert check(text(file, seq_len=8, val_fraction=0)) == []
     assert problem_text(text(file, seq_len=9)) == (
         f"data.path: {file}: 9 bytes to train on (data.val_fraction=0.1) are too few: "
-        "a window takes data.seq_len=9 tokens plus one"
+        "a sample needs 10 tokens (data.seq_len=9, and one for the last target)"
     )
 
 
@@ -98,7 +98,7 @@ def test_held_out_text_too_short_for_a_window(tmp_path):
     file.write_text("x" * 100, encoding="utf-8")
     assert problem_text(text(file, seq_len=10)) == (
         f"data.val_fraction: 0.1 of {file} is 10 bytes, too few: "
-        "a window takes data.seq_len=10 tokens plus one (try: data.val_fraction=0.12)"
+        "a sample needs 11 tokens (data.seq_len=10, and one for the last target) (try: data.val_fraction=0.12)"
     )
 
 
@@ -163,7 +163,7 @@ CUT = "cut off: its header promises 6 x 4 x 4 bytes, 112 with the header"
     [
         ("", 100, f"{CUT}; the file has 100"),
         ("", 9, "cut off inside its header"),
-        ("", 2, "not an idx file of unsigned bytes"),
+        ("", 2, "not an idx file of unsigned bytes: it begins with 0x0000"),
         (".gz", -10, f"{CUT}; its end is missing"),
     ],
     ids=["data", "header", "start", "gz"],
@@ -190,7 +190,8 @@ def test_idx_files_of_something_else(tmp_path):
     (tmp_path / "t10k-images-idx3-ubyte").unlink()
     (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(b"not gzip")
     assert problem_text(idx(tmp_path)) == (
-        f"data.root: {tmp_path}/train-images-idx3-ubyte: not an idx file of unsigned bytes\n"
+        f"data.root: {tmp_path}/train-images-idx3-ubyte: not an idx file of unsigned bytes: it begins with "
+        "0x00000d03\n"
         f"data.root: {tmp_path}/t10k-images-idx3-ubyte: cannot be read: Not a gzipped file (b'no')\n"
         f"data.root: {tmp_path}/t10k-labels-idx1-ubyte: an array of 2 dims, not 1"
     )

@@ -16,6 +16,6 @@ def test_bpe_that_leaves_too_few_tokens_says_so(tmp_path):
     with pytest.raises(RequestError) as refused:
         open_data(settings, seed=0)
     assert str(refused.value) == (
-        f"data.path: {file}: 40 tokens to train on are too few: a window takes data.seq_len=50 tokens "
-        "plus one (try: data.tokenizer=bytes data.vocab_size=256)"
+        f"data.path: {file}: 40 training tokens are too few: a sample needs 51 (data.seq_len=50, and one for the "
+        "last target) (try: data.tokenizer=bytes data.vocab_size=256)"
     )

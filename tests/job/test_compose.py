@@ -213,7 +213,7 @@ def test_a_missing_key_of_a_group_that_a_file_sets_to_null_was_caused_by_the_key
     said = capsys.readouterr().err
     assert said == (
         "error: 1 problem in this request; nothing was started\n\n"
-        "  model.lora.modules: needs a value: names or globs, as layers.*.attn\n"
+        "  model.lora.modules: needs a value: names or globs, for example layers.*.attn\n"
         "    set by: model.lora.alpha=16 (command line)\n"
     )
 

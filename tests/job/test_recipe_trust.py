@@ -300,7 +300,7 @@ def test_a_file_cannot_name_the_run_folder_that_it_would_be_frozen_in(here):
 @pytest.mark.parametrize("text", ["gpu\nid", "gpu --wrap=id", "", "a\x1b[0m"], ids=["line", "option", "none", "escape"])
 def test_a_name_for_slurm_is_one_word_of_its_batch_file(here, setting, text):
     write(here, yaml.safe_dump({"launch": {"slurm": {setting.rpartition(".")[2]: text}}}))
-    assert refused(["recipe=theirs.yaml"])[setting][0].endswith(": should be one word")
+    assert refused(["recipe=theirs.yaml"])[setting][0].endswith(": should be one word, without spaces or line breaks")
 
 
 @pytest.mark.parametrize("key", ["runs", "run_dir", "steps.export.path"])

@@ -71,8 +71,8 @@ REFUSED: dict[str, tuple[Job, str]] = {
     ),
     "a loss without a count": (
         job_with_loss(loss=own("Uncounted")),
-        f"loss._target_: {OWN}.Uncounted: it has no method count(target), whose result divides the loss "
-        "and is needed before any forward",
+        f"loss._target_: {OWN}.Uncounted: it has no method count(target); define one: its result, which must be known "
+        "before the forward, divides the loss",
     ),
     "another count": (
         job_with_loss(loss=own("Miscounted", step=0.0)),

@@ -7,12 +7,12 @@ import pytest
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.user_class import Target
 from launcher.plan.may_change_on_resume import (
-    ASIDE,
     CHOSEN,
     DERIVED,
     LAYOUT,
     NOTED,
     REFUSED,
+    UNRELATED,
     UNSET,
     Difference,
     class_of,
@@ -39,7 +39,7 @@ def test_a_new_setting_cannot_be_forgotten(key):
 
 def test_every_name_of_a_class_is_that_of_a_setting():
     known = {*schema_keys.everywhere(), "optim._target_"}
-    assert not {*REFUSED, *DERIVED, *NOTED, *LAYOUT, *ASIDE} - known
+    assert not {*REFUSED, *DERIVED, *NOTED, *LAYOUT, *UNRELATED} - known
 
 
 TINY = (
@@ -62,7 +62,7 @@ def mine():
 def test_chosen_options_are_compared_argument_by_argument(mine):
     found = recorded(*mine)
     assert {key.partition(".")[0] for key in found if "." in key} >= {*CHOSEN, "train", "parallel", "debug"}
-    assert not {key for key in found if key != "derived" and class_of(key) in (("layout",), ("aside",))}
+    assert not {key for key in found if key != "derived" and class_of(key) in (("layout",), ("unrelated",))}
     assert differences(found, *mine) == []
 
 

@@ -164,7 +164,7 @@ def ragged(rows: int, glue: Graph) -> Plan:
 
 def test_unsharded_and_unevenly_cut_parameters_are_noted() -> None:
     assert [str(n) for n in ragged(30, chain("a", "b")).notes][-2:] == [
-        "parallel.hsdp.threshold 1 KB: 1 smaller parameter stays unsharded, its gradient is summed",
+        "parallel.hsdp.threshold 1 KB: 1 smaller parameter stays unsharded; its gradient is all-reduced",
         "parallel.hsdp.uneven pad: a.weight: dim 0 is not a multiple of 4, so the last ranks hold less or nothing",
     ]
     assert "ragged" not in str(ragged(32, chain("a", "b")).notes)

@@ -77,7 +77,7 @@ plan of hundred
   settings  parallel.hsdp.optimizer_level=level2: applied, gradients are sharded too and reduced after every micro batch
   notes     parallel.pipeline.stage_config auto -> the stages above: balanced by flops and bytes written, the slowest
               rank 1.0% above the mean
-            parallel.hsdp.threshold 1 KB: 101 smaller parameters stay unsharded, their gradients are summed together
+            parallel.hsdp.threshold 1 KB: 101 smaller parameters stay unsharded; gradients are all-reduced together
 """
 
 
@@ -95,7 +95,7 @@ plan of small
   lr        cosine: warm-up takes 20 steps, and the training has only 1
   clipping  a gradient with a norm above 1 is scaled down to it (train.clip_norm)
   schedule  one stage, 1 micro batch a step
-  stages    0 on rank 0: the whole model; 8 parameters, 10 FLOP forward a micro batch
+  stages    0 on rank 0: the full model; 8 parameters, 10 FLOP forward a micro batch
   memory    ranks      params       grads   optimizer    gathered activations       total
             0            48 B         0 B        32 B         0 B       136 B       216 B
   steps     on 1 rank: train

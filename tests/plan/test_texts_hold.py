@@ -262,7 +262,7 @@ def holds_of_reading(s: Said) -> None:
         assert readers == users // 2
     asked = s.rows.get("dataset_strategy")
     if asked is not None and asked[0] == "applied":
-        assert says("the whole batch", asked[1]) == (s.plan.reading.parts == 1)
+        assert says("the full batch", asked[1]) == (s.plan.reading.parts == 1)
 
 
 def holds_of_the_rest(s: Said) -> None:

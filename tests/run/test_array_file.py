@@ -43,7 +43,7 @@ set -u
 cd /shared/me || exit 1
 export LAUNCHER_SECRET_FILE=/shared/me/runs/sweeps/0001/.secret  # the secret that signs messages between ranks
 
-# 300 s before the time limit every task is told to save, and exits with 75;
+# 300 s before the time limit every task gets a signal, saves and exits with 75;
 # a task that is still starting is ended by the signal itself (140).
 runs=(
     /shared/me/runs/sweeps/0001/0-1f1b

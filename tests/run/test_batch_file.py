@@ -40,7 +40,7 @@ export LAUNCHER_SECRET_FILE=/shared/me/runs/big/0001/.secret  # the secret that 
 module load cuda
 export NCCL_SOCKET_IFNAME=ib0
 
-# 600 s before the time limit every task is told to save, and exits with 75;
+# 600 s before the time limit every task gets a signal, saves and exits with 75;
 # a task that is still starting is ended by the signal itself (140).
 srun --container-image=/images/us.sqsh /shared/me/.venv/bin/python -m launcher \
 recipe=/shared/me/runs/big/0001/request.yaml run_dir=/shared/me/runs/big/0001

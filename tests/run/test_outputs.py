@@ -133,7 +133,7 @@ def test_operators_that_are_not_those_of_the_layouts_are_refused_with_both_names
     size = ("launch.nproc=8", "train.batch_size=8")
     up = "parallel.operators.layers.*.mlp.up"
     assert str(refusal(f"{LOAD}={path}", *size, f"{up}={{weight: [null, tp]}}")) == (
-        f"{up}: layers.0.mlp.up.weight is cut [null, tp] here, and [tp, null] in {path} of {LOAD} (try: '~{up}')"
+        f"{up}: layers.0.mlp.up.weight has two layouts: [null, tp] here, [tp, null] in {path} ({LOAD}) (try: '~{up}')"
     )
 
     # two files, and another number of slices
@@ -143,8 +143,8 @@ def test_operators_that_are_not_those_of_the_layouts_are_refused_with_both_names
     )
     load_it = operators_file(tmp_path / "o.ms.json", *size, *cut)
     assert str(refusal(f"{LOAD}={path}", load_it, *size)) == (
-        "parallel.operator_strategy.load: layers.0.mlp.down.weight is cut [tp, null] here, and [null, tp] in "
-        f"{path} of {LOAD}"
+        "parallel.operator_strategy.load: layers.0.mlp.down.weight has two layouts: [tp, null] here, "
+        f"[null, tp] in {path} ({LOAD})"
     )
     assert str(refusal(f"{LOAD}={path}", "parallel.grid.tp=4", "launch.nproc=16")) == (
         f"{LOAD}: {path}: its layouts are cut over 2 ranks of tp, but parallel.grid.tp has 4 (try: parallel.grid.tp=2)"

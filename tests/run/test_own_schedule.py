@@ -63,6 +63,7 @@ def test_a_module_that_is_not_there_is_refused(capsys):
     assert main(words) == 2
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
-        "  schedule._target_ = nonesuch.Schedule: there is no such module\n"
+        "  schedule._target_ = nonesuch.Schedule: there is no module nonesuch on sys.path; start in the folder that "
+        "contains it\n"
         "    set by: schedule={_target_: nonesuch.Schedule} (command line)\n"
     )

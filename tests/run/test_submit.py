@@ -94,8 +94,8 @@ def test_with_submit_false_the_batch_file_is_only_written(place: Path, capsys: p
         ),
         (
             "launch.slurm.time=5",
-            "  launch.slurm.time = 5: ranks would be told to save right after the start: launch.slurm.signal_s "
-            "is 300 s before the end, and Slurm may send the signal 60 s earlier\n"
+            "  launch.slurm.time = 5: the time limit is too short: Slurm may send the signal to save 360 s before it "
+            "(launch.slurm.signal_s=300, and up to 60 s earlier), at the start of the job\n"
             "    set by: launch.slurm.time=5 (command line)\n",
         ),
         (

@@ -206,7 +206,7 @@ def unknown(theirs: Collection[str], matches: Mapping[str, str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Form:
+class ExpertNames:
     """The names that folders of a model family use for the expert block and for the matrices of an expert."""
 
     block: str
@@ -215,25 +215,25 @@ class Form:
     down: str
 
 
-SEVERAL = Form("mlp", "gate_proj", "up_proj", "down_proj")
+SEVERAL = ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")
 FORMS = {
-    "mixtral": Form("block_sparse_moe", "w1", "w3", "w2"),
+    "mixtral": ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3"), SEVERAL),
 }
-"""The form of each ``model_type`` whose experts transformers 5 saves one by one."""
+"""The names in folders of each ``model_type`` whose experts transformers 5 saves one by one."""
 OURS = re.compile(r"(?P<layer>.*)\.mlp\.(?P<what>experts\.gate_up_proj|experts\.down_proj|gate\.weight)")
 
 Pieces = Mapping[str, Box]
 """The tensors of a folder that make up one tensor of the model, each with its box in that tensor."""
 
 
-def pieces(form: Form, name: str, shape: tuple[int, ...]) -> dict[str, Box]:
+def pieces(form: ExpertNames, name: str, shape: tuple[int, ...]) -> dict[str, Box]:
     """Returns the pieces of the model's tensor ``name``; empty if folders store it under this name.
 
     In ``gate_up_proj``, each expert has the rows of its gate first, then the rows of ``up``.
 
-    >>> found = pieces(FORMS["mixtral"], "layers.0.mlp.experts.down_proj", (2, 4, 8))
-    >>> [*found][1], found["layers.0.block_sparse_moe.experts.1.w2.weight"]
+    >>> boxes = pieces(FORMS["mixtral"], "layers.0.mlp.experts.down_proj", (2, 4, 8))
+    >>> [*boxes][1], boxes["layers.0.block_sparse_moe.experts.1.w2.weight"]
     ('layers.0.block_sparse_moe.experts.1.w2.weight', Box(lo=(1, 0, 0), hi=(2, 4, 8)))
     """
     match = OURS.fullmatch(name)
@@ -402,7 +402,7 @@ def _pieces(
     if theirs not in parts:
         yield theirs, (name, None)
     for piece, box in parts.get(theirs, {}).items():
-        yield piece, (name, box if len(box.lo) == 3 else None)  # a matrix is only renamed
+        yield piece, (name, box if len(box.lo) == 3 else None)  # a matrix is written in full
 
 
 def _spec(spec: TensorSpec, part: Box | None) -> TensorSpec:

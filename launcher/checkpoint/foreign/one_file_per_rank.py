@@ -20,7 +20,7 @@ from launcher.optional import mindspore
 from launcher.plan.settings.encryption import ANYONE, Trust
 
 STRATEGY = "strategy.json"
-"""The file beside rank files that describes their layout."""
+"""The file next to rank files that describes their layout."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def to_rank_files(
 ) -> Report:
     """Writes ``src``, in any format, as one file per rank, as MindSpore's ``transform_checkpoints`` does.
 
-    The layout is written to ``strategy.json`` beside the rank folders.
+    The layout is written to ``strategy.json`` next to the rank folders.
     """
     check_rank_places(src, dst, overwrite)
     made = writer(src, to, strategy, trust=trust)

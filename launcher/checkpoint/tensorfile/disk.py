@@ -137,7 +137,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Yields a hidden path beside ``path``; the file written there replaces ``path`` when the block ends.
+    """Yields a hidden path next to ``path``; the file written there replaces ``path`` when the block ends.
 
     If the block raises, the hidden file is deleted. One that a killed process left there is deleted first.
     """
@@ -157,7 +157,7 @@ def replaced(path: Path) -> Iterator[Path]:
 def hidden(path: Path) -> Path:
     """Returns the hidden path where a file or folder is written before it is renamed to ``path``.
 
-    It is hidden because a user's own ``NAME.partial`` may exist beside ``path``. It keeps the suffix, from
+    It is hidden because a user's own ``NAME.partial`` may exist next to ``path``. It keeps the suffix, from
     which writers choose a format.
     """
     return path.with_name(f".{path.stem}.partial{path.suffix}")

@@ -239,7 +239,7 @@ def _naturals(value: Any) -> bool:
 
 
 CHUNK = 8 << 20  # bytes copied or mapped at once; a copy from file to file keeps a few chunks in memory
-STRETCH = 32 << 20  # bytes of a file after which the kernel is told to start writing them to disk
+STRETCH = 32 << 20  # bytes of a file after which the kernel is requested to start writing them to disk
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,7 @@ class FileWriter:
         head, self.header = arrange(specs, metadata)
         self.size = self.header.size if key is None else encrypted_size(self.header.size)
         self._do = now if behind is None else behind.do
-        self._handed_over = 0  # the kernel has been told to write the bytes up to here to disk
+        self._handed_over = 0  # the kernel was requested to write the bytes up to here to disk
         self._sealer: Encryptor | None = None
 
         with named_errors(path, self.size):

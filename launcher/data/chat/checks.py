@@ -28,7 +28,7 @@ from launcher.data.chat.template import (
     TemplateLimit,
     chat_tokenizer,
 )
-from launcher.data.chat.tokens import FIT, SKIP
+from launcher.data.chat.tokens import FIT, SKIP, sample_takes
 from launcher.data.file_kinds import BadFile
 from launcher.data.limited_child import ChildFailed, LimitExceeded, in_child
 from launcher.errors import Problem, error_text
@@ -196,9 +196,9 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
             bad.append(why)
             continue
         if settings.too_long == "error" and len(ids) > settings.seq_len + 1:
-            room = f"data.seq_len={settings.seq_len} has room for {settings.seq_len + 1}"
+            most = sample_takes(settings.seq_len)
             yield Problem(
-                "data.seq_len", f"{row.place}: {len(ids)} tokens, but {room}; {FIT}", "data.too_long=cut"
+                "data.seq_len", f"{row.place}: {len(ids)} tokens; {most}; {FIT}", "data.too_long=cut"
             )
             return
     if endless and not ends:

@@ -40,6 +40,11 @@ SKIP = "data.on_bad=skip leaves out bad rows and counts them"
 FIT = "data.too_long=cut truncates them, skip leaves them out"
 
 
+def sample_takes(seq_len: int) -> str:
+    """The part of a message that says how many tokens a sample has at most."""
+    return f"a sample takes at most {seq_len + 1} (data.seq_len={seq_len}, and one for the last target)"
+
+
 @dataclass
 class RowCounts:
     """Counts of rows: ``bad`` and ``long`` rows are left out, ``cut`` rows are truncated.
@@ -100,8 +105,7 @@ def labeled(
             ids, counted = by.labeled(conversation_of(row))
             if len(ids) > room:
                 if settings.too_long == "error":
-                    text = f"{len(ids)} tokens, but data.seq_len={settings.seq_len} has room for {room}"
-                    raise BadFile(f"{row.place}: {text}; {FIT}")
+                    raise BadFile(f"{row.place}: {len(ids)} tokens; {sample_takes(settings.seq_len)}; {FIT}")
                 if settings.too_long == "skip" or not counted[1:room].any():
                     counts.long += 1
                     continue

@@ -128,7 +128,7 @@ class _ZstandardFrames(io.RawIOBase):
 def not_text(head: bytes) -> str | None:
     """Returns why a file that starts with ``head`` is not plain text; ``None`` if it is.
 
-    A UTF-16 text of ASCII characters is valid UTF-8, in which each character has a NUL beside it.
+    A UTF-16 text of ASCII characters is valid UTF-8, in which each character has a NUL next to it.
     """
     at = head[:TEXT_HEAD].find(0)
     if at < 0:

@@ -22,7 +22,7 @@ BEGUN = "begun.json"  # has the digest of the corpus; for another corpus the fol
 
 
 def working_folder(dst: Path) -> Path:
-    """Returns the folder beside ``dst`` that replaces ``dst`` once it is complete."""
+    """Returns the folder next to ``dst`` that replaces ``dst`` once it is complete."""
     dst = Path(os.path.realpath(dst))
     return dst.with_name(f".{dst.name}.unfinished")
 

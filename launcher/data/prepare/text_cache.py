@@ -30,7 +30,7 @@ from launcher.job.schema.job import Job
 
 VERSION = 2  # the version of the cached tokens' format
 TRAIN, VAL = "train.tokens", "val.tokens"
-FOLDER = "tokens"  # a hidden folder beside the runs, or a folder in the run's folder
+FOLDER = "tokens"  # a hidden folder next to the runs, or a folder in the run's folder
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def makes_tokens(data: object) -> TypeGuard[Text | Chat]:
 def with_cache(job: Job) -> Job:
     """Returns ``job`` with ``data.cache`` set, if its tokens are cached and ``data.cache`` is null.
 
-    The cache is beside the runs, or in the run's folder if the folder that contains it is not writable.
+    The cache is next to the runs, or in the run's folder if the folder that contains it is not writable.
     """
     data = job.data
     if not makes_tokens(data) or data.cache is not None:

@@ -60,7 +60,7 @@ def _vocabulary_of(tokenizer: Tokenizer, end: str, path: Path | None = None) -> 
 
 
 def _beside(path: Path, tokenizer: Tokenizer) -> str:
-    """Returns the end-of-text token that the files of transformers beside ``path`` name. Raises ``NoEnd``."""
+    """Returns the end-of-text token in the files of transformers next to ``path``. Raises ``NoEnd``."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         beside = path.with_name(name)
         if beside.is_file():
@@ -72,7 +72,7 @@ def _beside(path: Path, tokenizer: Tokenizer) -> str:
                 return text
     files = "tokenizer_config.json with an eos_token"
     raise NoEnd(
-        f"null: {path} has no {files} beside it; name the token that ends a document; {_special(tokenizer)}"
+        f"null: {path} has no {files} next to it; name the token that ends a document; {_special(tokenizer)}"
     )
 
 

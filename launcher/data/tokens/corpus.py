@@ -367,5 +367,6 @@ def _too_few(settings: Tokens, key: str, files: Sequence[TokenFile]) -> Problem:
         text += f", of which data.val_fraction={settings.val_fraction} is held out,"
     if len(files) > 1:
         text = f"the longest of {len(files)} files, {text}"
-    window = f"a window takes data.seq_len={settings.seq_len} tokens plus one, all from one file"
+    counts = f"(data.seq_len={settings.seq_len}, and one for the last target), all from one file"
+    window = f"a sample needs {settings.seq_len + 1} tokens {counts}"
     return Problem(key, f"{longest.path}: {text} are too few: {window}")

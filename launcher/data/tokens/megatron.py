@@ -80,8 +80,8 @@ def _header(file: BinaryIO) -> tuple[str, int, int]:
     size = os.fstat(file.fileno()).st_size
     need = _documents_at(sequences) + documents * DOCUMENTS.itemsize
     if size != need:
-        counts = f"{sequences} sequences and {documents} ends of documents"
-        raise BadFile(f"its .idx promises {counts}, {need} bytes; it has {size}")
+        counts = f"{sequences} sequences and {documents} document boundaries"
+        raise BadFile(f"its .idx should have {need} bytes for {counts}, but has {size}")
     return DTYPES[code], sequences, documents
 
 

@@ -116,7 +116,7 @@ def _parts(name: str, number: int, item: Any) -> Item:
 
 
 def _of_keys(name: str, number: int, item: Mapping[Any, Any]) -> Item:
-    """Returns the input and the target of a dictionary, which must have one key of each and no others."""
+    """Returns the input and the target of a dictionary item, which must have exactly these two keys."""
     inputs, targets = ([k for k in item if k in known] for known in (INPUT_KEYS, TARGET_KEYS))
     others = [str(k) for k in item if k not in (*INPUT_KEYS, *TARGET_KEYS)]
     if not others and len(inputs) == len(targets) == 1:

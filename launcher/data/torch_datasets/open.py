@@ -22,7 +22,7 @@ from launcher.user_errors import owned
 
 KEY = "data._target_"
 FRACTION = 0.1
-"""The share of samples used for validation if the request does not set one."""
+"""The fraction of samples used for validation if the request does not set one."""
 SPLIT_SEED = 0  # not the job's: every run is validated on the same samples
 TRAIN, VAL = 0, 1
 

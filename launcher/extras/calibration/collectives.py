@@ -1,4 +1,4 @@
-"""Times collectives over groups, single messages, and gradients that are sent beside a product."""
+"""Times collectives over groups, single messages, and gradients that are sent during a matrix product."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Taken:
-    """The share of time in which other processes used a core on which a rank wanted to compute."""
+    """The fraction of time in which other processes used a core on which a rank wanted to compute."""
 
 
 Timed = (
@@ -101,7 +101,7 @@ Timed = (
     | Trained
 )
 Round = Mapping[Timed, float]
-"""One measurement of everything: the seconds of each operation, and the share that was ``Taken``."""
+"""One measurement of everything: the seconds of each operation, and the fraction that was ``Taken``."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _each(middle: Callable[[list[float]], float], rounds: Sequence[Round]) -> Ro
 
 
 def taken(rounds: Sequence[Round]) -> float:
-    """Returns the share of the time in which other processes used the cores, as the median over rounds."""
+    """Returns the fraction of the time in which other processes used the cores, as the median over rounds."""
     return statistics.median(r.get(Taken(), 0.0) for r in rounds)
 
 
@@ -346,7 +346,7 @@ def _link(timings: Round, link: Literal["inside", "between"]) -> _Link | None:
 
 
 def _exposed(timings: Round, machine: MeasuredMachine) -> Values:
-    """Returns the exposed shares: sending beside a product and after one, relative to sending alone.
+    """Returns the exposed fractions: sending during a product and after one, relative to sending alone.
 
     A share may exceed 1, because ranks wait for the slowest one. On shared cores all shares are 1: sending is
     timed after a product there, because the cores that compute also send.

@@ -149,7 +149,7 @@ PRODUCTS = 9
 STEADY = 0.03
 """Seconds of products of one size, which are compared with other sizes."""
 LONG = 0.05
-"""Seconds of work on one core, which is timed beside other ranks and alone."""
+"""Seconds of work on one core, which is timed alone and while other ranks work."""
 
 
 def sizes_on(device: torch.device) -> WorkSizes:

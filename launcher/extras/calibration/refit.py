@@ -22,7 +22,7 @@ SCALE = 0.12
 FINE = 1e-3
 """The relative precision of a fitted constant: no measurement is better."""
 SHARES = dict.fromkeys(("efficiency", "kernels.attention", "kernels.memory", "kernels.moved"), 1.0)
-"""The maximum of each constant that is a share."""
+"""The maximum of each constant that is a fraction."""
 
 CANDIDATES = (
     "efficiency",
@@ -214,8 +214,8 @@ HOW = {
     "kernels.memory": "norms, activations, rotations, sums and a loss",
     "kernels.launch_us": "a block of tiny tensors, by its kernels",
     "kernels.alone": "a block on all cores at once (the slowest counts), and on one",
-    "overheads.scatter": "reduce-scatters beside the other collectives",
-    "overheads.exposed": "gradients sent beside a product",
+    "overheads.scatter": "reduce-scatters, compared with the other collectives",
+    "overheads.exposed": "gradients sent during a matrix product",
     "overheads.exposed_sums": "the same",
     "overheads.exposed_tp": "a product and a collective in turns: ranks wait for the slowest",
     "overheads.slot_ms": "the unexplained part of a tiny pipeline step, with the spread of its slot",

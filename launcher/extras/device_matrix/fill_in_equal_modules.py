@@ -9,7 +9,7 @@ from launcher.extras.device_matrix.op_graph import OpGraph, OpNode, Value, renum
 from launcher.plan.cut.stages import covers
 
 MARK = "clone"
-"""The operator that stands for a module that was left out; it takes the module's only input."""
+"""The operator in place of a module that was left out; it takes the module's only input."""
 
 
 @dataclass(frozen=True)

@@ -410,7 +410,7 @@ def _for_loss(layout: TensorLayout, class_dim: int | None) -> TensorLayout:
     """Returns the layout in which the loss takes the output.
 
     It may be cut along samples, and along classes if these are the last dim. An output of one number per
-    sample, whose last dim is its samples, stays whole, because that dim must not pass for classes.
+    sample, whose last dim is its samples, is not cut, because that dim must not pass for classes.
     """
     if layout.dims and class_dim == len(layout.dims) - 1:
         return layout

@@ -40,7 +40,7 @@ class ShardedGraph:
     without terms of sums; a value is redistributed to it directly after it is made. ``taken``: each distinct
     way in which a value is taken. ``takes``, ``returns`` and ``changes`` are places in ``taken``: of the
     inputs of each node, of the outputs of the graph, and of the buffers that a forward changes, which are
-    whole on every rank.
+    replicated on every rank.
     """
 
     graph: OpGraph
@@ -81,7 +81,7 @@ class ShardedGraph:
     def summed_later(self, value: int) -> tuple[int, ...]:
         """The axes over which the gradient of a parameter is summed once per step.
 
-        Empty unless all operators take the parameter alike, in its layout at rest.
+        Empty unless all operators take the parameter in its layout at rest.
         """
         users = self.users[value]
         return users[0].terms if len(users) == 1 and self.arrives(users[0]) else ()

@@ -46,7 +46,8 @@ def header(file: Path) -> tuple[int, ...]:
             start = stream.read(4)
             dims = start[3] if len(start) == 4 else 0
             if start[:3] != bytes((0, 0, BYTES)) or not dims:
-                raise BadFile("not an idx file of unsigned bytes")
+                begins = f"it begins with 0x{start.hex()}" if start else "it is empty"
+                raise BadFile(f"not an idx file of unsigned bytes: {begins}")
             words = stream.read(4 * dims)
     except RefusedFile as error:
         raise BadFile(error.strerror) from error

@@ -139,20 +139,20 @@ def _ranks(command: NodeCommand) -> Iterator[str]:
     yield f"    RANK=$((node * {command.each} + i)) LOCAL_RANK=$i {words} &"
     yield '    ranks+=("$!")'
     yield "done"
-    yield "told="
-    yield """trap 'told=1; kill -TERM "${ranks[@]}" 2>/dev/null' TERM"""
+    yield "stopping="
+    yield """trap 'stopping=1; kill -TERM "${ranks[@]}" 2>/dev/null' TERM"""
 
 
 def _wait() -> Iterator[str]:
     yield ""
-    yield f"# A rank that was told to stop saves and exits with {REQUEUE};"
+    yield f"# A rank that gets the signal saves and exits with {REQUEUE};"
     yield f"# one that is still starting is ended by the signal itself ({KILLED})."
     yield "code=0"
     yield 'for rank in "${ranks[@]}"; do'
     yield '    wait "$rank"'
     yield "    ended=$?"
-    yield '    while [ -n "$told" ]; do  # the signal has interrupted wait, not the rank'
-    yield "        told="
+    yield '    while [ -n "$stopping" ]; do  # the signal has interrupted wait, not the rank'
+    yield "        stopping="
     yield '        wait "$rank"'
     yield "        ended=$?"
     yield "    done"

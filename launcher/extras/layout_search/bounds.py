@@ -49,7 +49,7 @@ class ModelCost:
     grows: float = 1.0
 
     def slowest(self, stages: int) -> float:
-        """The least share of the slowest rank's work: blocks are not divided, and one rank has the head."""
+        """The least fraction of work on the slowest rank: blocks are not divided; one rank has the head."""
         if stages == 1:
             return 1.0
         last = range(self.blocks + 1)
@@ -146,7 +146,7 @@ class Bound:
         return margin * uneven.seconds * (self.pipeline + again * self.forward) + self.rest
 
     def again(self, uneven: Imbalance, policies: Policies) -> dict[str, float]:
-        """The share of the forwards that each policy must recompute so that the layout fits."""
+        """The fraction of the forwards that each policy must recompute so that the layout fits."""
         if self.room is None:
             return {}
         kept = self.kept * uneven.bytes
@@ -197,7 +197,7 @@ def bound(layout: LayoutCandidate, of: ModelCost, speeds: Speeds, job: Job) -> B
 
 
 Effect = tuple[float, float]
-"""The share of a forward's saved bytes that a policy frees, and the share of the forward to recompute."""
+"""The fraction of a forward's saved bytes that a policy frees, and of the forward that it recomputes."""
 Policies = Mapping[str, tuple[Effect, ...]]
 """The effects of each policy in the plans so far."""
 UNSEEN: Policies = {"selective": ((0.6, 0.25),), "full": ((1.0, 1.0),)}
@@ -211,7 +211,7 @@ TOO_MUCH = 1.05
 
 
 def _again(need: float, freed: float, costs: float) -> float:
-    """The share of a forward to recompute so that the share ``need`` of its saved bytes is freed."""
+    """The fraction of a forward to recompute so that the fraction ``need`` of its saved bytes is freed."""
     share = need / max(freed, 1e-9)
     return min(share, 1.0) * costs if share < TOO_MUCH else inf
 

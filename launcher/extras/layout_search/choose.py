@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from launcher.run.external_ranks.leader import FollowerRanks
 
 CLUSTER = "cluster.yaml"
-"""The file beside the recipe of the best layout, if layouts were measured."""
+"""The file next to the recipe of the best layout, if layouts were measured."""
 
 
 def check(job: Job) -> None:
@@ -52,7 +52,7 @@ def _with_local_ranks(job: Job) -> Job:
 
 
 def _beside(best: Path, job: Job) -> Problem | None:
-    """Why the cluster file cannot be written beside the recipe."""
+    """Why the cluster file cannot be written next to the recipe."""
     if best.name == CLUSTER:
         text = f"{best}: the refitted cluster is written to this file; give the recipe another name"
         return Problem(measuring.BEST_KEY, text)
@@ -124,7 +124,7 @@ def _labeled(label: str, lines: Iterator[str]) -> Iterator[str]:
 
 
 def write(path: Path, chosen: Chosen, comments: Sequence[str]) -> None:
-    """Writes the recipe of the best layout, with ``comments``, and the cluster file beside it."""
+    """Writes the recipe of the best layout, with ``comments``, and the cluster file next to it."""
     measuring.write(path, chosen.job, tuple(comments))
     if chosen.cluster:
         write_bytes(path.with_name(CLUSTER), chosen.cluster.encode())

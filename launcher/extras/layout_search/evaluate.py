@@ -232,7 +232,7 @@ def _all_again(
 
 
 def _between(none: Predicted, every: Predicted, room: int) -> Predicted:
-    """Interpolates the share of recomputed blocks at which the layout needs exactly ``room`` bytes."""
+    """Interpolates the fraction of recomputed blocks at which the layout needs exactly ``room`` bytes."""
     share = (none.nbytes - room) / (none.nbytes - every.nbytes)
     seconds = none.seconds + share * (every.seconds - none.seconds)
     both = zip(none.terms, every.terms, strict=True)

@@ -50,7 +50,7 @@ from launcher.planner.trace_model import Traces
 from launcher.process_pool import Start, Workers, workers
 
 ROOMY = 0.85
-"""A layout certainly fits if its bound is below this share of the memory."""
+"""A layout certainly fits if its bound is below this fraction of the memory."""
 
 Shape = tuple[str, int, int, int]
 Family = tuple[TpChoice, Shape]

@@ -15,9 +15,10 @@ from launcher.plan.values.layout import DimSpans, Layout, joined
 def stage_files(strategy: Strategy) -> tuple[StrategyFile, ...]:
     """Returns one file per stage; a tensor of several stages is in the file of each, under its first name.
 
-    If several axes cut dim 0, all of them, or all but the outermost, are written as optimizer sharding where
-    these are the innermost axes that cut no other dim. Raises ``ValueError`` with every tensor whose layout
-    MindSpore cannot express: one that is ragged, or that only some ranks of a stage hold.
+    If several axes shard dim 0, the inner ones are written as MindSpore's optimizer sharding: all axes, or
+    all but the outermost. They must be the innermost axes that shard no other dim. Raises ``ValueError`` with
+    every tensor whose layout MindSpore cannot express: one that is ragged, or that only some ranks of a stage
+    hold.
     """
     axes = {grid: _axes(grid) for grid in (strategy.grid, *strategy.other_grids)}
     problems: list[str] = []

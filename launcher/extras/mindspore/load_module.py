@@ -32,9 +32,9 @@ def load_into(net: Any, tensors: Mapping[str, Any], *, strict: bool) -> None:
     """Copies ``tensors`` into the tensors of ``net`` that have their names.
 
     If ``strict``, names and dtypes must be equal on both sides. Only counters and optimizer states, which a
-    training saves beside its parameters, may be missing in the net. If not ``strict``, names in the files
-    may begin with a prefix and a dot that the net's names lack, such as ``model.``. Values are then cast to
-    the net's width, but never between floating point and integers.
+    training saves too, may be missing in the net. If not ``strict``, names in the files may begin with a
+    prefix and a dot that the net's names lack, such as ``model.``. Values are then cast to the net's width,
+    but never between floating point and integers.
 
     Everything is checked before anything is copied. Raises ``ValueError`` with all mismatches.
     """

@@ -65,7 +65,7 @@ def open_source(
 ) -> RankSource:
     """Opens a file and reads its header; with ``verify`` also checks a ``.ckpt``'s checksum, if it has one.
 
-    The checksum requires reading the whole file. ``key`` and ``mode`` decrypt a ``.ckpt``. Raises
+    The checksum requires reading the entire file. ``key`` and ``mode`` decrypt a ``.ckpt``. Raises
     ``ValueError``.
     """
     if path.suffix == ".ckpt":

@@ -61,7 +61,7 @@ class CellRuns:
         self._dropped = False
 
     def run(self) -> tuple[CellResult, ...]:
-        """Runs all cells; returns their results once no process is left."""
+        """Runs all cells; returns their results after the last process has ended."""
         waiting: CheckedCell | None = None
         while True:
             try:
@@ -159,7 +159,7 @@ class CellRuns:
         for name, work in self._work.items():
             rows = work.reader.read()
             if not work.pruned and not self.stop_flag.signum:
-                work.pruned = self.sampler.hopeless(name, reports(rows, self.metric))
+                work.pruned = self.sampler.prune_reason(name, reports(rows, self.metric))
                 if work.pruned:
                     folder.prune(self.folder, name, work.pruned)
                     work.process.stop()

@@ -101,7 +101,7 @@ class OptunaSampler:
         self._report(trial, reports)
         self._learn()
 
-    def hopeless(self, name: str, reports: Reports) -> str:
+    def prune_reason(self, name: str, reports: Reports) -> str:
         trial = self._of(name)
         self._report(trial, reports)
         if not trial.pruned:
@@ -116,7 +116,7 @@ class OptunaSampler:
         """Makes a proposal.
 
         A proposal that cannot run becomes a refused cell. A proposal that already ran does not run again:
-        optuna is told that it failed.
+        it is reported to Optuna as failed.
         """
         number = len(self._trials)
         if self._known:

@@ -1,4 +1,4 @@
-"""The page of a sweep."""
+"""The HTML page of a sweep: parallel coordinates, loss curves and the table of cells."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BEST, WORST = (44, 111, 187), (208, 215, 222)
 LOG = 20.0
 """An axis is logarithmic if its largest value is at least this many times the smallest."""
 APART = 12
-"""The minimum distance of two labels beside an axis, in pixels."""
+"""The minimum distance of two labels of an axis, in pixels."""
 
 
 class _Axis:

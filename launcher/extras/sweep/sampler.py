@@ -28,7 +28,7 @@ class Sampler(Protocol):
     def tell(self, result: CellResult, reports: Reports) -> None:
         """Called once with the result of each cell that was not interrupted."""
 
-    def hopeless(self, name: str, reports: Reports) -> str:
+    def prune_reason(self, name: str, reports: Reports) -> str:
         """Why the cell ``name`` should be pruned; "" if it should not."""
 
 
@@ -49,5 +49,5 @@ class GridSampler:
     def tell(self, result: CellResult, reports: Reports) -> None:
         """Ignores the result: a grid does not depend on it."""
 
-    def hopeless(self, name: str, reports: Reports) -> str:
+    def prune_reason(self, name: str, reports: Reports) -> str:
         return ""

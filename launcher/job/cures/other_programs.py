@@ -355,7 +355,7 @@ UNSUPPORTED = {
     ),
     "head_dim": "it is model.dim divided by model.heads",
     **dict.fromkeys(
-        ("init_method_std", "initializer_range", "model.init"), "not supported; models initialize alike"
+        ("init_method_std", "initializer_range", "model.init"), "not supported: initialization is fixed"
     ),
     **dict.fromkeys(("num_experts", "moe_router_topk", "expert_num", "model.moe", "n_experts"), _NO_EXPERTS),
     **dict.fromkeys(

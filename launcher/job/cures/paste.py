@@ -27,7 +27,7 @@ def pasted(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[st
 
 
 def with_placeholder(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[str, ...]:
-    """Pastes as ``pasted`` does, but keeps a word that sets other keys: a group of keys, or a key beside."""
+    """Pastes as ``pasted`` does, but keeps a word that sets other keys too: a group, or neighboring keys."""
     start, taken = _place(words, problem, origins)
     if not problem.cure or start is None or taken != 1 or not parsable(words[start]):
         return pasted(words, problem, origins)

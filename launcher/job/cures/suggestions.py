@@ -18,7 +18,7 @@ _NONE = object()  # None may itself be the intended value
 
 
 NEGATED = re.compile(r"\A((disable|no|not|non|dont|without|skip)[_-]|disabled?\Z)")
-"""Matches the beginning of a name that switches off what the rest of it, or its section, names."""
+"""Matches the beginning of negated names (disable_x, no_x), and the key ``disabled`` of a section."""
 
 
 def value(parts: tuple[str, ...], bad: Any, data: Any) -> str:
@@ -45,7 +45,7 @@ def _tokenizer_file(parts: tuple[str, ...], bad: Any, data: Any) -> str:
 
 
 WITHOUT_GUESS = ("tokenizer",)
-"""Keys at which no other word is proposed: it would change the data that the run trains on."""
+"""Keys whose words are never corrected, because another word would change the training data."""
 
 
 def group(parts: tuple[str, ...], bad: Mapping[str, Any], data: Any) -> str:
@@ -109,7 +109,7 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
     if ours is not None:
         return ours
 
-    # the same name deeper in its section, else a similar one beside it
+    # the same name deeper in its section, else a similar one next to it
     below = [k for k in valid if bad == len(parts) - 1 > 0 and k.startswith(f"{'.'.join(parts[:bad])}.")]
     if len(deeper := [k for k in below if _leaf(k) == leaf]) == 1:
         return deeper[0]
@@ -142,7 +142,7 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
 
 
 def _of_step(parts: Sequence[str], leaf: str, data: Any) -> str | None:
-    """The key of a step's file for which ``leaf``, the last of ``parts``, is another name."""
+    """The key of a step's setting (such as src, dst) that ``leaf``, the last of ``parts``, may mean."""
     if len(parts) != 3 or parts[0] != "steps":
         return None
     field = step_setting(leaf, [*schema_keys.names(tuple(parts[:2]), data or {})])
@@ -157,7 +157,7 @@ def _may_be_meant(parts: Sequence[str], key: str, sections: Collection[str]) -> 
     """
     own = len(parts) > 1 and parts[0] in sections
     if own and key.startswith(f"{parts[0]}."):
-        return key.count(".") + 1 >= len(parts)  # else the names between would be lost
+        return key.count(".") + 1 >= len(parts)  # otherwise the sections in between would be dropped
     moves = key.count(".") < len(parts) and parts[-1] not in GENERIC
     return not own or moves
 
@@ -167,7 +167,10 @@ def _leaf(key: str) -> str:
 
 
 def _only(parts: Sequence[str], keys: Sequence[str]) -> str | None:
-    """The one of ``keys`` that ``parts`` may mean: the most similar, or for a bare name the shallowest."""
+    """The key that ``parts`` most likely means; ``None`` if several are equally likely.
+
+    This is the most similar one or, for a name without a section, the one with the fewest dots.
+    """
     if len(keys) == 1:
         return keys[0]
     if len(parts) > 1:

@@ -28,7 +28,7 @@ class Text(Settings):
     cache: FilePath | None = Field(
         None,
         min_length=1,
-        description="folder that keeps the tokens; null: .tokens in runs, or beside run_dir",
+        description="folder that keeps the tokens; null: .tokens in runs, or next to run_dir",
     )
 
     @model_validator(mode="after")
@@ -144,7 +144,7 @@ class Tokens(Settings):
     vocab_size: Size | None = Field(None, description="null: read from the headers of the files")
     seq_len: Size = 128
     packing: Literal["windows", "best_fit", "single"] = Field(
-        "windows", description="windows across documents; whole documents, padded; one document, padded"
+        "windows", description="windows across documents; complete documents, padded; one document, padded"
     )
     document_mask: Flag = Field(False, description="attention within documents, positions restart")
     end_of_document: Index | None = Field(
@@ -177,7 +177,7 @@ class Chat(Settings):
     vocab_size: Size | None = Field(None, description="null: as many as the tokenizer has")
     seq_len: Size = 256
     packing: Literal["single", "best_fit"] = Field(
-        "single", description="one conversation per sample, padded; as many as fit, kept apart"
+        "single", description="one conversation per sample, padded; as many as fit, kept separate"
     )
     too_long: Literal["error", "cut", "skip"] = Field(
         "error", description="for a conversation of more than seq_len tokens"

@@ -27,13 +27,13 @@ class Kubernetes(Settings):
     claim: Name = Field(description="a persistent volume claim that all pods can write")
     mount: Folder = Field(description="folder at which the claim is mounted, here and in the pods")
     workdir: Folder | None = Field(None, description="folder that ranks start in; null: the current one")
-    python: str = Field("python", min_length=1, description="command of Python in the pods")
+    python: str = Field("python", min_length=1, description="Python command in the pods: python3")
     namespace: Name | None = None
     gpus_per_node: Index | None = None
     gpu: str | None = Field(None, min_length=1, description="name of the GPU, for SkyPilot")
     cpus: Count | None = Field(None, description="CPUs of a pod")
     memory_gb: Count | None = Field(None, description="memory of a pod")
-    signal_s: Count = Field(300, description="seconds that a pod has to save when it is told to stop")
+    signal_s: Count = Field(300, description="seconds from SIGTERM to SIGKILL, in which a pod saves")
     setup: tuple[str, ...] = Field((), description="lines of bash before the ranks start")
     env: dict[str, Text] = {}
     env_from: Name | None = Field(None, description="a Secret whose keys become environment variables")
@@ -51,7 +51,7 @@ SlurmTime = Annotated[
 def _one_word(text: str) -> str:
     """Refuses spaces and line breaks: sbatch would read more options, and bash would run more lines."""
     if not text or any(c.isspace() or not c.isprintable() for c in text):
-        raise ValueError("should be one word")
+        raise ValueError("should be one word, without spaces or line breaks")
     return text
 
 
@@ -67,7 +67,7 @@ class Slurm(Settings):
     gpus_per_node: Index | None = None
     cpus_per_task: Count | None = None
     signal_s: Count | None = Field(
-        None, description="seconds before the time limit at which ranks save; null: as measured, else 300"
+        None, description="ranks save this many seconds before the time limit; null: as measured, or 300"
     )
     extra: tuple[str, ...] = Field((), description="more options of sbatch")
     setup: tuple[str, ...] = Field((), description="lines of bash before the ranks start")

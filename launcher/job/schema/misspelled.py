@@ -22,7 +22,7 @@ _OPPOSITES = (
     ("encrypt", "decrypt"), ("encode", "decode"), ("encoder", "decoder"), ("forward", "backward"),
     ("openstate", "closestate"),
 )  # fmt: skip
-"""Words that are spelled alike and mean something else."""
+"""Words with a similar spelling and another meaning."""
 
 
 def nearest(word: object, names: Iterable[str], alike: float = 0.6) -> str | None:

@@ -26,22 +26,24 @@ Layers = Annotated[int, Field(ge=1, strict=True), AfterValidator(_few_layers)]
 
 
 class Lora(Settings):
-    """Low-rank adapters (arXiv 2106.09685) beside linear modules; all other weights are frozen.
+    """Low-rank adapters (arXiv 2106.09685) of linear modules; all other weights are frozen.
 
     ``modules``: names or globs of linear modules, or of modules around them.
     """
 
-    rank: Size = Field(description="rank of the adapters, as 8")
-    alpha: Number = Field(gt=0, allow_inf_nan=False, description="adapters count alpha / rank times, as 16")
-    modules: str | tuple[str, ...] = Field(min_length=1, description="names or globs, as layers.*.attn")
+    rank: Size = Field(description="rank of the adapters, for example 8")
+    alpha: Number = Field(
+        gt=0, allow_inf_nan=False, description="scale of the adapters is alpha / rank; for example 16"
+    )
+    modules: str | tuple[str, ...] = Field(
+        min_length=1, description="names or globs, for example layers.*.attn"
+    )
 
 
 class ModelSettings(Settings):
     """Settings of every model. ``lora``: adapters that are trained instead of the full model."""
 
-    lora: Lora | None = Field(
-        None, description="{rank, alpha, modules}: adapters that are trained beside linear modules"
-    )
+    lora: Lora | None = Field(None, description="{rank, alpha, modules}: trained adapters of linear modules")
 
 
 class ModelTarget(ModelSettings, Target):
@@ -52,7 +54,7 @@ class LanguageModel(ModelSettings):
     """A Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU."""
 
     name: Literal["lm"]
-    vocab_size: Size | None = Field(description="null: as the data has them")
+    vocab_size: Size | None = Field(description="null: the vocabulary size of the data")
     dim: Size = 128
     layers: Layers = 4
     heads: Size = 4
@@ -105,7 +107,7 @@ class TiedPair(ModelSettings):
     """A vocabulary embedding and a head that share one table: the smallest tied pipeline."""
 
     name: Literal["tied_pair"]
-    vocab_size: Size | None = Field(description="null: as the data has them")
+    vocab_size: Size | None = Field(description="null: the vocabulary size of the data")
     dim: Size = 64
 
 
@@ -114,6 +116,9 @@ class HuggingFace(ModelSettings):
 
     name: Literal["hf"]
     path: FilePath
-    weights: Flag = Field(True, description="start from the folder's weights; false: from new ones of seed")
+    weights: Flag = Field(
+        True,
+        description="true: start from the weights in the folder; false: initialize weights from the seed",
+    )
     task: Literal["causal_lm", "image_classification"] = "causal_lm"
     config: dict[str, Any] = Field({}, description="keys that differ from config.json")

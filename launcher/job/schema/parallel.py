@@ -24,7 +24,7 @@ Scheduler = Literal[
 
 def _positive(n: int) -> int:
     if n != -1 and n < 1:
-        raise ValueError("must be -1 (the whole data-parallel group) or a positive integer")
+        raise ValueError("must be -1 (all data-parallel ranks) or a positive integer")
     return n
 
 

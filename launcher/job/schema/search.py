@@ -51,7 +51,7 @@ class Search(Settings):
     )
     steps: Count = Field(8, description="optimizer steps of each run that is measured")
     best: FilePath | None = Field(
-        "plan/best.yaml", description="recipe that show=search writes, beside it cluster.yaml; null: none"
+        "plan/best.yaml", description="recipe that show=search writes, cluster.yaml next to it; null: none"
     )
 
 

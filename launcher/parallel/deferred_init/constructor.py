@@ -342,7 +342,7 @@ def _emptied(model: nn.Module, tape: Tape) -> nn.Module:
 
 
 def _twin(t: torch.Tensor, tape: Tape) -> torch.Tensor:
-    """Return the meta tensor that stands for ``t``.
+    """Return the meta tensor in place of ``t``.
 
     If ``t`` has hooks, the result is ``t`` itself, without its values.
     """

@@ -81,7 +81,7 @@ class Tape(Dispatch):
         self.log = Log()
         # arrays of numpy, and the keys of the tensors that share their memory
         self.shown: list[tuple[Any, int]] = []
-        # tensors that are made of other memory, such as an array's, and the keys of what stands for them
+        # tensors that are made of other memory, such as an array's, and the keys of what replaces them
         self.given: list[tuple[torch.Tensor, int]] = []
         self.seed = seed
         self.why = ""
@@ -140,7 +140,7 @@ class Tape(Dispatch):
         return out
 
     def _known(self, t: torch.Tensor) -> torch.Tensor:
-        """Return ``t``, or the meta tensor that stands for it if it has values."""
+        """Return ``t``, or the meta tensor in place of it if it has values."""
         if not t.is_meta:
             return self.constant(t)
         if key(t) not in self.log.touched and key(t) not in self.off:
@@ -290,7 +290,7 @@ class Tape(Dispatch):
         self.log.add(op)
 
     def constant(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a meta tensor that stands for ``value``, whose values are known."""
+        """Return a meta tensor in place of ``value``, whose values are known."""
         constant = ConstantTensor(value.detach())
         constant.sum = constant.checksum()
         self._lent.setdefault(key(value), []).append(constant)

@@ -26,13 +26,13 @@ from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
 
 SUMS_APART = hasattr(FSDPParam, "to_accumulated_grad_if_needed")
-"""Before torch 2.15, sums of half-precision gradients were kept apart from the gradients."""
+"""Before torch 2.15, sums of half-precision gradients were kept separate from the gradients."""
 
 
 def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
     """Make one FSDP2 group per row of ``plan.groups``, and the part the root.
 
-    Unsharded parameters are left alone. Gradients are summed, never averaged: the loss carries the whole
+    Unsharded parameters are left alone. Gradients are summed, never averaged: the loss carries the full
     scale (``runtime.training.pipeline``). ``GatherOrder`` decides when.
     """
     if plan.hsdp is None:

@@ -112,7 +112,7 @@ def after(call: OpCall, tp: int) -> tuple[list[CutState], set[str]]:
     states = [CutState(_cut_dim(call.name, here, full, tp)) for here, full in pairs]
     _check_rule(call)
 
-    # full tensors beside it get a term of their gradient on each rank
+    # other full tensors get a term of their gradient on each rank
     made = {m for g in call.inputs if g.state.cut is None and g.floating for m in g.state.made}
     mixed = sorted(m for m in made if m.endswith("()"))
     if mixed:
@@ -192,7 +192,7 @@ def _alike(call: OpCall) -> bool:
 
 
 def _attention(call: OpCall) -> bool:
-    """Return true if query, key and value are split alike, on batch or heads, and share one mask."""
+    """Return true if query, key and value have the same split, on batch or heads, and share one mask."""
     if len({g.state.cut for g in call.inputs[:3]}) > 1 or call.dim >= call.ndim - 2:
         return False
     return all(g.state.cut is None and _same_along(g, call.dim - call.ndim) for g in call.inputs[3:])
@@ -225,7 +225,7 @@ def _repeat(call: OpCall) -> bool:
 
 
 def _product(call: OpCall) -> bool:
-    """Return true if the batches of both factors are split alike, or only rows or batches of the first."""
+    """Return true if both factors have the same split of batches, or only the first has one, also of rows."""
     a, b = call.inputs[:2]
     if a.state.cut is None or len(call.inputs) > 2:
         return False

@@ -259,7 +259,7 @@ def _users(model: TracedModel, at: Mapping[str, int]) -> dict[str, frozenset[int
 
 
 def _above(times: PartTimes, sizes: Sizes, cut: Cut) -> float:
-    """Returns the share by which the work of the slowest rank exceeds the mean."""
+    """Returns the fraction by which the work of the slowest rank exceeds the mean."""
     cost = times.cost(cut)
     loads = [0.0] * sizes.grid["pp"]
     for i, time in enumerate(f + b for f, b in zip(cost.forward, cost.backward, strict=True)):

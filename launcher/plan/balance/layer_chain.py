@@ -1,4 +1,4 @@
-"""A row of model parts, and the pipeline for which it is cut."""
+"""A chain of layers, and the pipeline for whose stages it is cut."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 Cut = tuple[int, ...]
-"""The first part of each run, then the number of parts: run ``s`` is ``cut[s]`` to ``cut[s + 1]``."""
+"""The first layer of each stage, then the number of layers: stage ``s`` is ``cut[s]`` to ``cut[s + 1]``."""
 Run = tuple[int, int, int]
-"""A stage, its first part, and the part after its last."""
+"""A stage, its first layer, and the layer after its last."""
 
 CLOSE = 0.005
-"""Steps that differ by a smaller share count as equally short."""
+"""Steps that differ by a smaller fraction count as equally short."""
 
 
 @dataclass(frozen=True)
 class LayerChain:
-    """A row of parts to cut into stages.
+    """A chain of layers (``parts``) to cut into stages.
 
-    ``forward`` and ``backward``: the time of each part for one micro batch. ``places``: the rank of each
+    ``forward`` and ``backward``: the time of each layer for one micro batch. ``places``: the rank of each
     stage. ``ahead``: forwards of each stage before its first backward. ``split``: backwards are split, and
-    the second half can wait. ``state``: bytes of each part during the whole step; ``saved``: bytes of each
-    part for one micro batch; ``flying``: the most micro batches of each stage. ``step`` returns the time of a
-    step with a cut. ``rank_bytes`` returns the bytes on a rank with these runs, including what parts share.
-    About ``tries`` cuts are compared by ``step``.
+    the second half can wait. ``state``: bytes of each layer during the entire step; ``saved``: bytes of each
+    layer for one micro batch; ``flying``: the most micro batches of each stage. ``step`` returns the time of
+    a step with a cut. ``rank_bytes`` returns the bytes on a rank with these stages, including what layers
+    share. About ``tries`` cuts are compared by ``step``.
     """
 
     forward: tuple[float, ...]
@@ -137,7 +137,7 @@ class LayerChain:
         return least <= room * sum(weights)
 
     def above_mean(self, cut: Cut) -> float:
-        """Returns the share by which the work of the slowest rank exceeds the mean: 0.03 is 3 %."""
+        """Returns the fraction by which the work of the slowest rank exceeds the mean: 0.03 is 3 %."""
         loads = self.loads(cut)
         return max(loads) * len(loads) / (sum(loads) or 1.0) - 1
 

@@ -102,7 +102,7 @@ class PartMemory:
 
     @property
     def state(self) -> tuple[int, ...]:
-        """The bytes that each part keeps during the whole step, without tensors of several parts."""
+        """The bytes that each part keeps during the entire step, without tensors of several parts."""
         return tuple(j - i for i, j in pairwise(self._alone))
 
     @property

@@ -1,4 +1,4 @@
-"""Cuts a chain of blocks into stages: exactly, or by beam search where stages interleave."""
+"""Splits a chain of layers into pipeline stages: exactly, or by beam search for interleaved schedules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from launcher.plan.balance.layer_chain import CLOSE, Cut, LayerChain, shortest
 
 
 def promising_single(row: LayerChain, room: int | None) -> list[Cut]:
-    """Returns the cuts within ``room`` that may have the shortest step, by a lower bound for each run."""
+    """Returns the cuts that fit in ``room`` bytes and may have the shortest step.
+
+    A cut is dropped if a lower bound of its step is too long.
+    """
 
     def bound(stage: int, start: int, end: int) -> float:
         return _bound(row, stage, start, end)
@@ -28,7 +31,7 @@ def promising_single(row: LayerChain, room: int | None) -> list[Cut]:
     for times in (1.0, 1.2, 2.0, inf):
         cuts = _tried(row, by_bound(row, bound, limit * times, fits))
         reach = min((row.step(c) for c in cuts), default=inf) * (1 + CLOSE)
-        if cuts and reach > limit * times:  # a cut whose bound is beyond the limit may be shorter
+        if cuts and reach > limit * times:  # a cut whose bound exceeds the limit may be shorter
             cuts = _tried(row, by_bound(row, bound, reach, fits))
         if cuts:
             return cuts
@@ -48,14 +51,17 @@ def _tried(row: LayerChain, cuts: Iterator[tuple[float, Cut]]) -> list[Cut]:
 
 
 def _bound(row: LayerChain, stage: int, start: int, end: int) -> float:
-    """Returns a lower bound of the step: the way to the stage and back, all its work, and its waits.
+    """Returns a lower bound of the step time.
 
-    The stage waits for its first backward, with only ``ahead`` forwards to do until then, and likewise at its
-    last one. The bound does not decrease with more parts in the run.
+    It is the sum of the first micro batch's way to the stage and back, all work of the stage, and its waits.
+    Before its first backward the stage can run only ``ahead`` forwards, so it waits; after its last forward
+    it waits in the same way. Adding a layer never lowers the bound.
     """
     (forwards, backwards), ahead = row.before, row.ahead[stage]
     f, b = forwards[end] - forwards[start], backwards[end] - backwards[start]
-    share = 0.5 if row.split else 1.0  # other stages send input gradients on first and do the rest later
+
+    # with a split backward, other stages send input gradients first and compute weight gradients later
+    share = 0.5 if row.split else 1.0
     earlier = forwards[start] + share * backwards[start]
     later = forwards[-1] - forwards[end] + share * (backwards[-1] - backwards[end])
 
@@ -70,15 +76,15 @@ def _bound(row: LayerChain, stage: int, start: int, end: int) -> float:
 
 
 Bound = Callable[[int, int, int], float]
-"""The bound of a run; infinite if neither the run nor a longer one is possible."""
+"""The bound of a stage with the layers from a start to an end; infinite if it and longer ones cannot be."""
 
 
 def by_bound(
     row: LayerChain, bound: Bound, limit: float, fits: Bound | None = None
 ) -> Iterator[tuple[float, Cut]]:
-    """Yields cuts with the largest bound of their runs, sorted by it, up to ``limit``."""
-    runs = _runs(row, bound, limit, fits)
-    ways = _ways(row, runs)
+    """Yields cuts with the largest bound of their stages, sorted by it, up to ``limit``."""
+    spans = _spans(row, bound, limit, fits)
+    ways = _ways(row, spans)
 
     # best-first search: the bound of the remaining stages is exact, so cuts are finished in order
     heap: list[tuple[float, int, float, Cut, float]] = []
@@ -90,7 +96,7 @@ def by_bound(
         if stage == row.stages:
             yield least, cut
             continue
-        for end, here in runs[stage][cut[-1]].items():
+        for end, here in spans[stage][cut[-1]].items():
             rest = ways[stage + 1].get(end)
             if rest is not None:
                 spread = squares + (row.both[end] - row.both[cut[-1]]) ** 2
@@ -98,10 +104,10 @@ def by_bound(
                 heappush(heap, (max(most, rest), -stage - 1, spread, (*cut, end), most))
 
 
-def _runs(
+def _spans(
     row: LayerChain, bound: Bound, limit: float, fits: Bound | None
 ) -> list[dict[int, dict[int, float]]]:
-    """Returns the bounds within ``limit`` of each stage's runs, by their start and end."""
+    """Returns, for each stage, the bounds within ``limit`` of spans of layers, by their start and end."""
     out: list[dict[int, dict[int, float]]] = []
     starts: set[int] = {0}
     for stage in range(row.stages):
@@ -120,12 +126,12 @@ def _runs(
     return out
 
 
-def _ways(row: LayerChain, runs: list[dict[int, dict[int, float]]]) -> list[dict[int, float]]:
-    """Returns for each stage and its first part the smallest bound of all stages from there on."""
+def _ways(row: LayerChain, spans: list[dict[int, dict[int, float]]]) -> list[dict[int, float]]:
+    """Returns, for each stage and first layer, the smallest bound of this stage and all later ones."""
     ways: list[dict[int, float]] = [{} for _ in range(row.stages)] + [{row.parts: 0.0}]
     for stage in range(row.stages - 1, -1, -1):
         rest = ways[stage + 1]
-        for start, ends in runs[stage].items():
+        for start, ends in spans[stage].items():
             bounds = [max(least, rest[end]) for end, least in ends.items() if end in rest]
             if bounds:
                 ways[stage][start] = min(bounds)
@@ -135,16 +141,16 @@ def _ways(row: LayerChain, runs: list[dict[int, dict[int, float]]]) -> list[dict
 MANY = 12
 """With more stages, only some changes of a cut are tried, and only cuts with stages of similar length."""
 WORK = 4_000
-"""The approximate number of runs to examine."""
+"""The approximate number of spans of layers to examine."""
 NARROWEST, WIDEST = 2, 64
-"""The least and the most cuts to keep of those that end at the same part."""
+"""The least and the most cuts to keep of those that end at the same layer."""
 
 
 class _Begun(NamedTuple):
-    """The first stages of a cut, with the time and the bytes that each rank has so far.
+    """The first stages of a cut, and the time and bytes that they put on each rank.
 
-    ``squares``: the sum of the squared times; ``products``: the sum of each rank's time multiplied by its
-    number of stages to come.
+    ``squares``: the sum of the squared times; ``products``: the sum over ranks of the time so far multiplied
+    by the number of stages that the rank still gets.
     """
 
     cut: Cut
@@ -174,7 +180,7 @@ def promising_interleaved(row: LayerChain, room: int | None) -> list[Cut]:
 
 
 def _beam(row: LayerChain, room: int | None) -> list[Cut]:
-    """Extends cuts stage by stage; of those that end at the same part it keeps the most even ones."""
+    """Extends cuts stage by stage; of those that end at the same layer it keeps the most even ones."""
     width = NARROWEST
     rest = tuple(row.near_rest)
     begun = [_Begun((0,), (0.0,) * len(rest), rest, 0.0, 0.0)]
@@ -231,9 +237,9 @@ Key = tuple[float, float, float]
 
 
 def _key(row: LayerChain, cut: Cut, room: int | None) -> Key:
-    """Returns the bytes over ``room``, the time of the slowest rank, and how uneven the stages are.
+    """Returns the sort key of a cut: bytes over ``room``, time of the slowest rank, unevenness of the stages.
 
-    The time includes the way to the rank's first stage.
+    The time counts from the start of the step, so it includes the way to the rank's first stage.
     """
     times = row.times(cut)
     slowest = max(row.both[cut[mine[0]]] + row.micros * sum([times[s] for s in mine]) for mine in row.ranks)
@@ -241,7 +247,10 @@ def _key(row: LayerChain, cut: Cut, room: int | None) -> Key:
 
 
 def _in_step(row: LayerChain, cut: Cut, room: int | None) -> Key:
-    """Returns a key as if ranks waited for each other at every stage, as they do if none runs far ahead."""
+    """Returns the sort key on the assumption that ranks wait for each other at every stage.
+
+    They do when none runs far ahead.
+    """
     times = row.times(cut)
     rounds = sum([max([times[s] for s in stages]) for stages in zip(*row.ranks, strict=True)])
     return _over(row, cut, room), rounds, sum([t * t for t in times])
@@ -253,7 +262,7 @@ def _over(row: LayerChain, cut: Cut, room: int | None) -> float:
 
 
 def _refined(row: LayerChain, cut: Cut, key: Callable[[Cut], Key]) -> Cut:
-    """Moves parts from one stage to another as long as ``key`` improves."""
+    """Moves layers from one stage to another as long as ``key`` improves."""
     now = key(cut)
     while True:
         best = min(((key(c), c) for c in _shifts(row, cut)), default=(now, cut))
@@ -263,7 +272,7 @@ def _refined(row: LayerChain, cut: Cut, key: Callable[[Cut], Key]) -> Cut:
 
 
 def _shifts(row: LayerChain, cut: Cut) -> Iterator[Cut]:
-    """Yields cuts in which one stage has a part less and another one more.
+    """Yields cuts in which one stage has a layer less and another one more.
 
     With many stages only some moves are tried: from stages of the slowest ranks to those of the fastest ranks
     and to adjacent stages.
@@ -280,7 +289,7 @@ def _shifts(row: LayerChain, cut: Cut) -> Iterator[Cut]:
 
 
 def _shifted(cut: Cut, source: int, target: int) -> Cut:
-    """Returns ``cut`` with one part moved from ``source`` to ``target``; stages between them shift by one.
+    """Returns ``cut`` with one layer moved from ``source`` to ``target``; stages between them shift by one.
 
     >>> _shifted((0, 3, 5, 6), 0, 2), _shifted((0, 1, 2, 6), 2, 0)
     ((0, 2, 4, 6), (0, 2, 3, 6))
@@ -305,7 +314,7 @@ def _around(row: LayerChain, cuts: Sequence[Cut], room: int | None) -> list[Cut]
 
 
 IDLE = 0.01
-"""A stage with less than this share of the mean time counts as idle."""
+"""A stage with less than this fraction of the mean time counts as idle."""
 
 
 @dataclass(frozen=True)
@@ -320,8 +329,8 @@ def balanced(row: LayerChain, room: int | None = None, likely: Sequence[Cut] = (
     """Returns the cut with the shortest step of those that need at most ``room`` bytes on each rank.
 
     Among steps about as short as the shortest, the cut with the fewest idle stages wins, then the one with
-    the least memory. If no cut fits, the result is the fastest one. There must be at least as many parts as
-    stages. ``likely``: what ``promising`` returned for a row that differs from this one only in bytes.
+    the least memory. If no cut fits, the result is the fastest one. There must be at least as many layers as
+    stages. ``likely``: the result of ``promising`` for a chain that differs from this one only in bytes.
     """
     row = replace(row, step=cache(row.step), rank_bytes=cache(row.rank_bytes))
     fastest = _best(row, likely or promising(row))
@@ -335,7 +344,7 @@ def balanced(row: LayerChain, room: int | None = None, likely: Sequence[Cut] = (
 def promising(row: LayerChain, room: int | None = None) -> list[Cut]:
     """Returns the cuts within ``room`` to choose from: all of them if they are few.
 
-    Without ``room`` bytes do not matter.
+    If ``room`` is ``None``, memory is unlimited.
     """
     if comb(row.parts - 1, row.stages - 1) <= row.tries:
         return [c for c in _all(row) if room is None or row.memory(c) <= room]

@@ -21,9 +21,9 @@ class GatherGroup:
     """Sharded parameters that one collective gathers for the forward of ``modules`` ("" = the full stage).
 
     ``nbytes`` is the size of the full weights as they are gathered. ``chained``: the group uses the output of
-    the group before it, so a backward needs that one next. ``calls``: how often it runs in a forward.
-    ``idle``: names of parameters without gradients. ``backward``: this group or one before it is trained, so
-    gradients pass through it.
+    the group before it, so a backward needs that one next. ``calls``: the number of times that a forward runs
+    the group. ``idle``: parameters that get no gradient. ``backward``: true if gradients pass through the
+    group, because it or an earlier one is trained.
     """
 
     stage: int
@@ -49,11 +49,11 @@ class Bucket:
 class Limits:
     """How much communication is fused.
 
-    ``each``: nothing is fused; every module and every parameter has its own collective. ``gather``: the bytes
-    up to which consecutive units are gathered together; ``None``: each unit separately. ``scatter``: the
-    bytes that level1 scatters together; ``None``: what it gathered together. ``reduce``: the bytes of an
-    all-reduce bucket. ``cuts`` replaces ``reduce``: a bucket ends before the trainable parameters with these
-    numbers.
+    ``each``: nothing is fused; every module and every parameter has its own collective. ``gather``:
+    consecutive units share one all-gather of at most this many bytes; ``None``: one all-gather per unit.
+    ``scatter``: the same for the reduce-scatter of level1; ``None``: as the all-gathers. ``reduce``: the
+    bytes of an all-reduce bucket. ``cuts`` replaces ``reduce``: a bucket ends before the trainable parameters
+    with these numbers.
     """
 
     each: bool
@@ -67,10 +67,10 @@ class Limits:
 class Communication:
     """The fused communication of a plan.
 
-    ``scatters`` is what level1 scatters, ``terms`` are the buckets over ``tp``, ``tied`` is the number of
-    tied parameters that are trained, ``spreads`` are the operators that are cut. ``late``: weight gradients
-    are computed after the backward that sends input gradients on. ``loss_cut``: the classes of the loss are
-    cut over ``tp``. ``compiled``: modules that torch compiles.
+    ``scatters`` are the buckets that level1 reduce-scatters, ``terms`` are the buckets over ``tp``, ``tied``
+    is the number of tied parameters that are trained, ``spreads`` are the operators that are cut. ``late``:
+    weight gradients are computed after the input gradients have been sent. ``loss_cut``: the classes of the
+    loss are cut over ``tp``. ``compiled``: modules that torch compiles.
     """
 
     limits: Limits
@@ -104,7 +104,7 @@ class Communication:
 
     @property
     def rest(self) -> int:
-        """The most parameters in one gather that covers several modules although fusion is off."""
+        """The largest number of parameters that one all-gather covers because no single module owns them."""
         return max((len(g.names) for g in self.groups if len({owner(n) for n in g.names}) > 1), default=0)
 
 
@@ -127,11 +127,12 @@ def groups(
     graph: Graph,
     limits: Limits,
 ) -> tuple[GatherGroup, ...]:
-    """Returns groups: one for each unit (such as a block) or for several that fit the limit, and the rest.
+    """Returns the all-gather groups of all stages.
 
-    The rest is gathered for the whole stage: parameters that are tied inside it, or that code outside of
-    their unit uses. Inner modules come first. A module whose code reads tensor values may call submodules on
-    some ranks only, so all of them are gathered with it.
+    There is one per unit (such as a block), or per several units that fit the limit. The remaining parameters
+    are one more group, which is gathered for the full stage: those that are tied inside it, or that code
+    outside of their unit uses. Inner modules come first. A module whose code reads tensor values may call
+    submodules on some ranks only, so all of them are gathered with it.
     """
     units = _units(skeleton, graph, limits)
     stage_params = by_stage(params)
@@ -145,12 +146,12 @@ def groups(
 def _groups(
     params: Sequence[Placed], stage: Stage, units: list[str], graph: Graph, limits: Limits
 ) -> Iterator[GatherGroup]:
-    # a parameter goes with the innermost unit that alone uses it
+    # each parameter belongs to the innermost unit that is its only user
     here = {*stage.params}
     inner_first = sorted((u for u in units if u), key=lambda u: -u.count("."))
     homes, rest = _homes(params, {*stage.modules}, here, inner_first, graph=graph)
 
-    # in gathering order; the rest, which belongs to the whole stage, comes last
+    # in gathering order; the rest, which belongs to the full stage, comes last
     order = inner_first if limits.each else units
     gathers = [_Gather((u,), homes[u]) for u in order if u in homes]
     if rest:
@@ -181,7 +182,7 @@ def _groups(
 def _homes(
     params: Sequence[Placed], modules: set[str], names: set[str], units: list[str], *, graph: Graph
 ) -> tuple[dict[str, tuple[Placed, ...]], tuple[Placed, ...]]:
-    """Returns the sharded ones of ``params`` by the first unit that can gather them, and the rest.
+    """Returns the sharded parameters by the first unit that can gather them, and the remaining ones.
 
     ``modules`` and ``names`` are those of the stage: modules that it calls, and tensors that it has.
     """
@@ -227,16 +228,16 @@ def _units(skeleton: ModelStructure, graph: Graph, limits: Limits) -> list[str]:
     looks = {m for m in looks if not any(covers(o, m) for o in looks - {m})}
 
     around = {o for o in looks if any(covers(o, m) for m in candidates)}
-    apart = {m for m in candidates if not any(covers(o, m) for o in looks)}
-    return [m for m in skeleton.modules if m in around | apart]
+    separate = {m for m in candidates if not any(covers(o, m) for o in looks)}
+    return [m for m in skeleton.modules if m in around | separate]
 
 
 def _alone(unit: str, names: list[str], scopes: Mapping[str, str | None], *, looks: bool) -> bool:
     """Returns true if ``unit`` runs whenever one of its parameters, whose names are ``names``, is used.
 
-    A group contains all parameters of its module, so a single one that other code uses excludes all of them.
-    A module that ``looks`` at tensor values may have used none of them in the trace, whose inputs are zeros.
-    ``scopes``: those of ``Graph``, and "" for each parameter that code between modules uses.
+    A group takes all parameters of its module or none: if other code uses one of them, none are taken. A
+    module that ``looks`` at tensor values may have used none of them in the trace, whose inputs are zeros.
+    ``scopes``: ``Graph.scopes``, and "" for each parameter that code outside of modules uses.
     """
     users = [scopes.get(n, owner(n)) for n in names]
     used = [user for user in users if user is not None]
@@ -246,10 +247,11 @@ def _alone(unit: str, names: list[str], scopes: Mapping[str, str | None], *, loo
 
 
 def _fused(gathers: list[_Gather], chains: set[tuple[str, str]], limit: int) -> list[_Gather]:
-    """Merges consecutive gathers greedily while they fit; a gather that includes the rest becomes the rest.
+    """Merges consecutive gathers greedily up to the limit.
 
-    Only units that feed each other are merged: torch reduces a group as soon as the backward of its first
-    module is done, so the backwards of all the others must be done before.
+    A merge with the remaining parameters becomes the group of the remaining parameters. Only units that feed
+    each other are merged: torch reduces a group as soon as the backward of its first module is done, so the
+    backwards of all the others must be done before.
     """
     out: list[_Gather] = []
     for gather in gathers:

@@ -26,8 +26,8 @@ ARROW = (
 def svg(stage: StageGraph) -> str:
     """Draws a stage.
 
-    A straight line leads to the next box; lines to other boxes pass beside the boxes. A dashed box runs again
-    in the backward. Hovering shows the call with its constants.
+    A straight line leads to the next box; lines to other boxes run at the side. A dashed box runs again in
+    the backward. Hovering shows the call with its constants.
     """
     links = list(_links(stage))
     lanes = max([lane for _, _, lane in links], default=0)

@@ -1,4 +1,4 @@
-"""In-place changes that a cut into stages would hide from another stage."""
+"""Finds in-place changes of memory that another pipeline stage would not see."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def problems(graph: Graph, at: Mapping[str, int]) -> list[Problem]:
 def _blind(
     graph: Graph, at: Mapping[str, int], order: Mapping[str, int], *, writer: Node, where: int, kept: bool
 ) -> Iterator[Node]:
-    """Yields nodes that miss what ``writer`` does to the memory ``where``, or see it too early.
+    """Yields nodes on other stages that would see a change of the memory ``where`` too early or not at all.
 
-    ``kept``: the memory belongs to the model.
+    ``writer`` makes the change. ``kept``: the memory belongs to the model.
     """
     mine, now = at[writer.name], order[writer.name]
 
-    # each value that crosses to its stage is a separate copy
+    # each value that is sent to its stage is a separate copy
     received = dict.fromkeys(
         m for n in graph.nodes if n.kind != "param" and at[n.name] == mine for m in n.inputs
         if graph[m].kind != "param" and at[m] < mine and where in graph[m].lies

@@ -131,7 +131,7 @@ def _nobody(key: str, group: Group, names: Sequence[str], params: Sequence[Place
     if still:
         name, buffer = min(still, key=lambda one: one[1])
         kind = "a buffer" if buffer else "frozen"
-        text = f"{_text(group)}: nothing that it names is trained; {name} is {kind}"
+        text = f"{_text(group)}: it matches no trained parameter; {name} is {kind}"
         return Problem(f"{KEY}.{key}", text)
 
     near = _near(key, names)

@@ -53,7 +53,7 @@ def _inside(skeleton: ModelStructure) -> Inside:
 def _around_layers(
     skeleton: ModelStructure, children: Mapping[str, Sequence[str]], inside: Inside
 ) -> frozenset[str]:
-    """Returns modules that are mostly layers: most of their bytes are in containers of alike modules.
+    """Returns modules that are mostly layers: most of their bytes are in containers of equal modules.
 
     Only the outermost such containers count.
     """
@@ -71,7 +71,7 @@ def _around_layers(
 
 
 def _shapes(inside: Inside, module: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Returns the names and shapes of the parameters below ``module``; alike layers have the same."""
+    """Returns the names and shapes of the parameters below ``module``; equal layers have the same."""
     start = module + "."
     return tuple((p.name.removeprefix(start), p.spec.shape) for p in inside.get(module, ()))
 

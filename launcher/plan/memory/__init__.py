@@ -1,4 +1,4 @@
-"""Bytes of a step: the one walk through it, the loads of each rank, the room on a device."""
+"""The memory of a training step: the bytes on each rank at every moment, and whether they fit the device."""
 
 __all__ = [
     "fits_cluster",

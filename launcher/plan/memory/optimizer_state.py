@@ -32,7 +32,7 @@ class StateSize:
     def copies(self, p: Placed) -> int | None:
         """Returns the number of tensors of the shape of ``p`` that the optimizer keeps for it.
 
-        ``None`` stands for one row and one column.
+        ``None`` means one row and one column.
         """
         match self.optim:
             case Adafactor():

@@ -33,7 +33,7 @@ class PassBytes:
     ``out`` is the stage's output that is kept until its backward; ``loss`` is what the loss keeps. ``sent``
     goes to another rank, and so does ``returned``, the gradient of a received input: both are kept until the
     end of the step. ``received`` comes from another rank and is kept until the backward; ``answer`` is the
-    gradient that comes back for the output. Both are 0 if torch has buffers for them during the whole step.
+    gradient that comes back for the output. Both are 0 if torch has buffers for them during the entire step.
     """
 
     segments: tuple[Segment, ...]
@@ -206,7 +206,7 @@ class _Walk:
         self.begun.add(stage)
         self.activations += one.received
         for i, segment in enumerate(one.segments):
-            if first and not self.habits.again:  # the all-gather's buffer exists beside the copied weights
+            if first and not self.habits.again:  # the all-gather's buffer and the copied weights coexist
                 yield self.now(
                     gathered=max((g.full_weights for g in load.gathers if g.first == i), default=0)
                 )

@@ -10,7 +10,7 @@ from launcher.plan.schedule.schedules import Action, Schedule
 from launcher.plan.schedule.simulate import Cost, Event, Timeline, needs, result, simulate
 
 CLOSE = 1e-12
-"""The share of an action's work that rounding may leave when the action is over."""
+"""The fraction of an action's work that rounding may leave when the action is over."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class Event:
 class Timeline:
     """A simulated schedule. ``events`` are sorted by rank, then by start; other tuples have one entry a rank.
 
-    ``peak``: the most bytes of activations held at once. ``in_flight``: the most micro batches between their
+    ``peak``: the most bytes of activations at once. ``in_flight``: the most micro batches between their
     first forward and last backward on the rank. ``messages``: the number of activations and gradients sent
     between different ranks; a plan counts them by tensors. With ``pieces``, the micro number of an action is
     micro batch x pieces + piece. ``transfer``: the time that each message takes.
@@ -91,7 +91,7 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """The idle share of the makespan, as the mean over ranks: 0 to 1."""
+        """The idle fraction of the makespan, as the mean over ranks: 0 to 1."""
         total = len(self.busy) * self.makespan
         return (total - sum(self.busy)) / total if total else 0.0
 
@@ -174,7 +174,10 @@ def _stuck(schedule: Schedule, rows: list[list[Event]], waiting: dict[Action, li
 
 
 def _peak(row: Row, cost: Cost) -> int:
-    """Returns the most bytes held: from the start of a forward to the end of its backward (of W if split)."""
+    """Returns the most bytes of activations at once.
+
+    They exist from the start of a forward to the end of its backward (of W if split).
+    """
     now = most = 0
     for a in row:
         now += cost.kept(a)

@@ -20,7 +20,7 @@ GLYPHS = {"F": "0123456789", "B": "ABCDEFGHIJ", "I": "abcdefghij", "W": "w"}
 
 
 def text(timeline: Timeline, width: int = 72) -> str:
-    """Returns one row per pipeline rank; each of ``width`` columns shows what runs in the middle of its time.
+    """Returns one row per pipeline rank; each of ``width`` columns shows the action at its midpoint in time.
 
     A forward is the last digit of its micro batch. A backward is that digit as a letter (A is 0), in lower
     case if it is only the input gradient. A weight gradient is w, a bubble is a dot.

@@ -270,13 +270,13 @@ def _selected_inside(modules: Iterable[str], model: TracedModel) -> Iterator[Pro
 def _over_tp(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
     """Yields problems for compiled modules with operators over tp.
 
-    An operator shares its gathered input with the operators beside it, so it cannot be a graph by itself.
+    An operator shares its gathered input with neighboring operators, so it cannot be a graph of its own.
     Recomputation and compilation of operators over tp combine only in some ways.
     """
     cut = [s.operator.module for s in model.operators.spreads]
     single = [m for m in modules if m in cut]
     if single:
-        text = f"{some(single)}: an operator over tp shares its input with the operators beside it"
+        text = f"{some(single)}: an operator over tp shares its input with neighboring operators"
         yield Problem(MODULES, f"{text}; compile the module around it", TO_AUTO)
 
     again = [r for r in model.recomputed if any(covers(r.module, operator) for operator in cut)]

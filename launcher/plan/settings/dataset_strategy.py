@@ -210,7 +210,7 @@ def _outcome(how: BatchReading, sizes: Sizes) -> Outcome:
         return "satisfied", "one data-parallel rank reads every sample"
     if how.parts == sizes.replicas:
         return "applied", "each data-parallel rank reads its own part, as with data_parallel"
-    part = "the whole batch" if how.parts == 1 else f"one of {how.parts} parts"
+    part = "the full batch" if how.parts == 1 else f"one of {how.parts} parts"
     read = many(sizes.global_batch // how.parts, "sample")
     keeps = f"keeps its slice of {sizes.local_batch}"
     return "applied", f"each data-parallel rank reads {part}, {read}, and {keeps}"

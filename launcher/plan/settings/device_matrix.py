@@ -41,7 +41,7 @@ def choose_engine(job: Job) -> EngineChoice:
     """Chooses how operators are cut, from the settings alone.
 
     Device matrices are chosen if strategies are searched for, or if the written ones do not fit a single tp
-    axis beside the data-parallel ranks.
+    axis in addition to the data-parallel ranks.
     """
     why = _why_matrices(job)
     return EngineChoice("device_matrix", why) if why else OVER_TP

@@ -109,10 +109,10 @@ def notes(job: Job, sizes: Sizes, params: tuple[Placed, ...]) -> Iterator[Note]:
     small = sum(not p.sharded and p.trainable and p.spec.nbytes < hsdp.threshold * 1024 for p in params)
     if small:
         verb = "stays" if small == 1 else "stay"
-        how = "together" if job.parallel.comm_fusion.openstate else "each by itself"
+        how = "together" if job.parallel.comm_fusion.openstate else "one by one"
         text = f"{hsdp.threshold} KB: {many(small, 'smaller parameter')} {verb} unsharded"
-        summed = "its gradient is summed" if small == 1 else f"their gradients are summed {how}"
-        yield Note(f"{KEY}.threshold", f"{text}, {summed}")
+        reduced = "its gradient is all-reduced" if small == 1 else f"gradients are all-reduced {how}"
+        yield Note(f"{KEY}.threshold", f"{text}; {reduced}")
 
     ragged = [p for p in params if p.spec.shape and p.spec.shape[0] % n]
     cut = [p.name for p in ragged if p.sharded]
@@ -122,4 +122,6 @@ def notes(job: Job, sizes: Sizes, params: tuple[Placed, ...]) -> Iterator[Note]:
     full = [p.name for p in ragged if hsdp.uneven == "whole" and p.trainable]
     if full:
         verb = "stays" if len(full) == 1 else "stay"
-        yield Note(f"{KEY}.uneven", f"whole: {some(full)} {verb} unsharded: dim 0 is not a multiple of {n}")
+        yield Note(
+            f"{KEY}.uneven", f"whole: {some(full)} {verb} unsharded, because dim 0 is not a multiple of {n}"
+        )

@@ -23,7 +23,7 @@ KEPT = (
     "saved_step", "best_value", "best_step", "early_stop_value", "early_stop_waited", "load_bytes_read",
     "load_bytes_held",
 )  # fmt: skip
-"""Names of a run's own state beside the metrics; names that begin with ``val_`` are reserved too."""
+"""Names of a run's own state, which are no metrics; names that begin with ``val_`` are reserved too."""
 
 
 def metric_problems(job: Job) -> Iterator[Problem]:

@@ -72,7 +72,7 @@ def setting_rows(job: Job) -> Iterator[Setting]:
     if best is not None:
         least = "lowest" if job.checkpoint.best_goal == "min" else "highest"
         why = f"after a validation with the {least} value so far"
-        why += " a checkpoint is saved and kept beside the newest"
+        why += " a checkpoint is saved and kept in addition to the newest"
         yield Setting(BEST, best, "applied", why)
 
 

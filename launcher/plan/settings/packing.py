@@ -17,11 +17,11 @@ WHY = {
     "best_fit": "full documents, several in a window if they fit; padding has no target",
     "single": "one document per window; padding has no target",
 }
-CHATS = "full conversations, several in a sample if they fit, each kept apart; the rest is padding"
+CHATS = "full conversations, several in a sample if they fit, each kept separate; the rest is padding"
 
 
 def packing_problems(job: Job) -> Iterator[Problem]:
-    """Yields problems for settings that cannot keep documents apart, or that count targets of padding."""
+    """Yields problems for settings that cannot keep documents separate, or that count targets of padding."""
     data, documents, pieces = job.data, apart(job.data), job.parallel.pipeline.seq_chunks
     setting = None if documents is None else f"{documents.key}={documents.value}"
     if setting is not None and isinstance(pieces, int) and pieces > 1:

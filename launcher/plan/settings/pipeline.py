@@ -92,11 +92,11 @@ def _illegal(job: Job, sizes: Sizes | None, rule: Rule) -> Iterator[Problem]:
 def _pieces(pipe: Pipeline, rule: Rule) -> Iterator[Problem]:
     """Yields problems with sequence chunks.
 
-    These are the conditions that MindSpore has for its sequence pipelines; other schedulers cut no sequence.
+    These are MindSpore's conditions for its sequence pipelines; other schedulers do not cut sequences.
     """
     ranks, pieces = pipe.stages, pipe.seq_chunks
     if pieces > 1 and not rule.seq:
-        text = f"{pieces}: {pipe.scheduler} does not cut sequences"
+        text = f"{pieces}: the scheduler {pipe.scheduler} does not support sequence chunks"
         yield Problem(PIECES, text, f"{SCHEDULER}=seqpipe")
 
     # the virtual stages that the scheduler needs, and the number of pieces that it accepts
@@ -133,7 +133,7 @@ def _suits(job: Job, sizes: Sizes, scheduler: str, rule: Rule) -> bool:
 
 
 TRANSFER = 0.05
-"""The duration of a transfer, as a share of a mean forward, when schedules are compared.
+"""The duration of a transfer, as a fraction of a mean forward, when schedules are compared.
 
 If transfers cost nothing, schedules that differ only in how they hide transfers would look equal.
 """

@@ -155,7 +155,7 @@ def file_of(job: Job) -> tuple[str | None, Mapping[str, Any]]:
 
 
 def broadcast_level(job: Job) -> int:
-    """The level of broadcasts; by default one rank reads for its whole pipeline and tensor-parallel group."""
+    """The level of broadcasts; by default one rank reads for its full pipeline and tensor-parallel group."""
     level = switches_of(job).get(BROADCAST, 3)
     assert isinstance(level, int)
     return level

@@ -92,14 +92,14 @@ def sends(s: ShardedOperator) -> str | None:
     if s.takes is None or s.takes == s.arrives:
         return None
 
-    # an input that arrives uncut may have no gradient, while the gradient of the output is gathered
+    # a replicated input may need no gradient; then only the gradient of the output is gathered
     cut_again = s.gives is not None and (s.sums or s.gives != s.makes)
     out = [c for c in s.comms if c.phase == "forward" and c.op != "all_reduce"] if cut_again else []
     return "all_gather" if s.arrives is not None or len(back) > len(out) else None
 
 
 def _learns(s: ShardedOperator, learn: Collection[str]) -> bool:
-    """Returns true if the layer has a weight gradient to compute meanwhile.
+    """Returns true if the layer has a weight gradient to compute while the input gradient is sent.
 
     The bias of a row-parallel layer does not count, because it is added after the sum.
     """

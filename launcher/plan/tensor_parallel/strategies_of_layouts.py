@@ -72,7 +72,7 @@ def _conflicts(operators: Sequence[Operator], own: Mapping[str, Axes], path: str
             if theirs == axes or o.key in reported:
                 continue
             reported.add(o.key)
-            text = f"{name} is cut {axes_text(axes)} here, and {axes_text(theirs)} in {path} of {KEY}"
+            text = f"{name} has two layouts: {axes_text(axes)} here, {axes_text(theirs)} in {path} ({KEY})"
             cure = quote(f"~{o.where}") if o.where.startswith(OPERATORS) else ""
             yield Problem(o.where, text, cure)
 

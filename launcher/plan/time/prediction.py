@@ -1,4 +1,4 @@
-"""Seconds of a step."""
+"""Predicts the seconds of a training step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.plan.values.grid import Grid
 
 @dataclass(frozen=True)
 class ActionSeconds:
-    """The seconds of one action: of its kernels, of its collectives over tp, and of the host."""
+    """The time of one action in seconds, in three parts: kernels, collectives over tp, and the host."""
 
     device: float
     sent: float
@@ -48,9 +48,9 @@ class StageSeconds:
 
 @dataclass(frozen=True)
 class TpShare:
-    """The share of its actions in which a stage waits for collectives over tp: 0 to 1.
+    """The fraction (0 to 1) of the time of a stage's actions in which it waits for collectives over tp.
 
-    ``first``: the share in the first half of a split backward; the second half sends nothing.
+    ``first``: the fraction in the first half of a split backward; the second half sends nothing.
     """
 
     forward: float
@@ -183,9 +183,9 @@ def network(work: StepWork, pp: int, busy: float, speeds: Speeds, crowd: float) 
     Args:
         work: the work of a step.
         pp: the pipeline rank.
-        busy: its seconds of computation, which hide the communication that it does not wait for.
+        busy: its computation in seconds; communication that overlaps with it costs nothing.
         speeds: the speeds of the cluster.
-        crowd: how many times longer work takes that all ranks do at once.
+        crowd: the slowdown when all ranks work at the same time (1: none).
     """
     grid, rank = work.grid, work.ranks[pp]
     first = grid.ranks(pp=pp)[0]
@@ -208,15 +208,15 @@ def _parts(
     """Yields one part per kind of collective, without kinds that take no time because a rank is alone."""
     for kind in dict.fromkeys(kind for kind, *_ in sent):
         here = [s for s in sent if s[0] == kind]
-        seconds = collectives(here, ranks, speeds) * _beside_others(ranks, speeds, crowd)
+        seconds = collectives(here, ranks, speeds) * _slowdown(ranks, speeds, crowd)
         if seconds:
             yield Part(kind + of, sum(n for *_, n in here), sum(b * n for _, b, n in here), seconds)
 
 
-def _beside_others(ranks: tuple[int, ...], speeds: Speeds, crowd: float) -> float:
-    """Returns how many times longer a collective takes on shared cores while other groups run theirs.
+def _slowdown(ranks: tuple[int, ...], speeds: Speeds, crowd: float) -> float:
+    """Returns the slowdown of a collective on shared cores while other groups run theirs.
 
-    The share of the cores that its own ranks on a node take is already in its seconds.
+    The load of its own ranks is already part of its time.
     """
     if speeds.cores is None:
         return 1.0
@@ -240,7 +240,7 @@ def lanes(
 
 
 def tp_seconds(e: Event, pieces: int, shares: Sequence[TpShare]) -> float:
-    """Returns the seconds of an action that go to collectives over tp."""
+    """Returns how many seconds of an action are spent in collectives over tp."""
     share = shares[e.action.stage * pieces + e.action.micro % pieces]
     of = {"F": share.forward, "B": share.backward, "I": share.first, "W": 0.0}
     return (e.end - e.start) * of[e.action.kind]
@@ -286,8 +286,8 @@ class Prediction:
     """The prediction of one step on ``cluster``.
 
     ``seconds`` is the sum of all ``terms``. ``samples`` and ``tokens`` are those of a step. ``mfu``: the
-    share of the devices' peak. ``memory``: the bytes that the plan holds on the fullest device; ``needs``:
-    the same with what an allocator needs in addition. ``timeline``: the schedule in seconds. ``shares``: the
+    fraction of the devices' peak. ``memory``: the bytes of the plan on the fullest device; ``needs``:
+    ``memory`` plus the overhead of the allocator. ``timeline``: the schedule in seconds. ``shares``: the
     collectives over tp, one per stage and piece. ``networks``: weights and gradients, one per pipeline rank.
     """
 
@@ -306,7 +306,7 @@ class Prediction:
 
     @cached_property
     def lanes(self) -> tuple[Lane, ...]:
-        """The collectives to draw beside the actions of ``timeline``."""
+        """The collectives to draw next to the actions of ``timeline``."""
         return lanes(self.timeline, self.shares, self.networks)
 
 
@@ -356,7 +356,7 @@ def predict(work: StepWork, speeds: Speeds) -> Prediction:
 
 
 def _timeline(work: StepWork, cost: Cost, cores: Cores | None) -> tuple[Timeline, float]:
-    """Returns the timeline, and how many times longer work takes that all ranks do at once."""
+    """Returns the timeline, and the slowdown when all ranks work at the same time (1: none)."""
     if cores is None:
         return simulate(work.schedule, work.places, cost), 1.0
     return simulate_shared(work.schedule, work.places, cost, cores), cores.crowd
@@ -372,7 +372,7 @@ def _stalls(work: StepWork, speeds: Speeds) -> float:
 
 
 def _near_limit(needed: int, speeds: Speeds) -> float:
-    """Returns the share by which a nearly full device makes a step longer."""
+    """Returns the fraction by which a nearly full device makes a step longer."""
     room = speeds.cluster.memory_gb
     if room is None:
         return 0.0

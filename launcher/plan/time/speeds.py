@@ -16,7 +16,7 @@ TOGETHER = 4
 That is a little more than the longer of the two.
 """
 FLASH_BACKWARD = 0.8
-"""The speed of attention's backward as a share of the speed of its forward: the backward waits more."""
+"""The speed of attention's backward as a fraction of the speed of its forward: the backward waits more."""
 TWICE = {"all_reduce": 2.0}
 """How often the bytes pass the ring, for collectives whose bytes pass it more than once."""
 

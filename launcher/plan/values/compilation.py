@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 INDUCTOR = "inductor"
 STAGE = ""
-"""Stands for every stage as a whole in ``Compilation.modules``."""
+"""Means each stage as one module in ``Compilation.modules``."""
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """The modules that are compiled, each by itself, and the arguments of ``torch.compile``.
+    """The modules that are compiled, each separately, and the arguments of ``torch.compile``.
 
-    ``modules`` are names in the model; ``STAGE`` stands for every stage as a whole. ``fullgraph``: each
+    ``modules`` are names in the model; ``STAGE`` means each stage as one module. ``fullgraph``: each
     module has to be one graph, or the run fails; otherwise the parts that torch cannot compile run eagerly.
     ``dynamic``: ``None`` leaves the choice to torch. ``timeout_s``: how long, in seconds, ranks wait for each
     other in the first step, which compiles. ``loss``: the training loss is compiled too, on the ranks that

@@ -18,8 +18,8 @@ class Param:
 
     ``same_as`` is its own name or, for a tied tensor, the first of its names. ``role``: "embedding" for the
     weight of an embedding module; "head" for the weight of the last linear module outside of all lists of
-    layers; "adapter" for a low-rank weight beside a linear module. ``stored``: for a frozen parameter, the
-    dtype in the file that its values come from.
+    layers; "adapter" for a low-rank weight that is added to a linear module. ``stored``: for a frozen
+    parameter, the dtype in the file that its values come from.
     """
 
     name: str
@@ -253,39 +253,51 @@ DUAL = "a level of forward-mode differentiation"
 class Effects:
     """The side effects of a forward.
 
-    ``changes``: parameters and buffers that it changes. ``inner``: gradients that it computes itself.
-    ``sparse``: tables whose gradients would be sparse. ``disagree``: operations that need one dtype but get
-    tensors of several, in the model without a lower ``train.precision``. ``reads``: tensors of the model
-    that it reads as the constructor left them. ``foreign``: shapes of tensors that belong neither to the
-    model nor to the inputs, and that the forward does not create. ``grads``: modules that read the gradient
-    that a backward left on a parameter or buffer. ``early``: parameters whose gradient is read in the
-    backward itself. ``late``: weights and changing attributes that the backward reads by a Python reference
-    of another module, each after that module. ``versions``: weights of which a module reads the version,
-    which counts their changes, each with the module. ``state_dicts``: modules whose forward requests or
-    loads a state dict. ``borrowed``: modules that use a tensor of the model that is neither theirs nor
-    passed to them, with its name. ``under``: modules that are called while the model's code has entered a
-    mode or replaced a function of torch, each with a description of it. ``evaluated``: what a forward in
-    evaluation mode changes. ``mixed``: modules that normalize over the samples of their batch in evaluation
-    mode. ``draws``: modules that draw random numbers from a torch generator in training. ``dropouts``:
-    modules among these that draw for dropout only, which can be switched off. ``saves_unfilled``: modules
-    with an operation that saves a tensor for the backward before it fills it. ``hooks``: modules that
-    register a hook that uses weights. ``world``: modules that query the distributed processes, each with
-    the query. ``global_draws``: whether it draws from the global random stream of Python or numpy.
-    ``seeds``: modules that seed torch's global stream, "" for the code between the named modules; known
-    where stages run them. ``kept``: attributes that carry Python state from one forward to the next.
-    ``resets``: attributes that make a resumed model compute other results, "" for unknown ones. ``mixing``:
-    what of a sample depends on the other samples of its batch, BatchNorm aside, "" for nothing; ``None`` if
-    that was not tested. ``untried``: the number of elements of a model that is too large to test.
-    ``beyond``: modules whose table has no row for an id of the data: module, rows of the table, the id.
-    ``lookups``: inputs that are ids of tables. ``clocks``: functions, such as clocks, that return another
-    value at each call and that its output depends on. ``moves``: whether a forward in evaluation mode
-    changes Python state. ``drifts``: attributes and variables of that state that the output of the next
-    such forward depends on.
-
-    Modules that compute other results for inputs with the same values: ``sent`` for plain copies, as a
-    stage receives them, ``contiguous`` for contiguous copies, ``apart`` if inputs that are one object become
-    several, ``gathered`` for inputs as FSDP2 passes them. ``alone``: modules whose
-    result depends on state that other modules leave behind.
+    Attributes:
+        changes: parameters and buffers that it changes.
+        inner: gradients that it computes itself.
+        sparse: tables whose gradients would be sparse.
+        disagree: operations that need one dtype but get tensors of several, in the model without a lower
+            ``train.precision``.
+        reads: tensors of the model that it reads as the constructor left them.
+        foreign: shapes of tensors that belong neither to the model nor to the inputs, and that the forward
+            does not create.
+        grads: modules that read the gradient that a backward left on a parameter or buffer.
+        early: parameters whose gradient is read in the backward itself.
+        late: weights and changing attributes that the backward reads by a Python reference of another
+            module, each after that module.
+        versions: weights of which a module reads the version, which counts their changes, each with the
+            module.
+        state_dicts: modules whose forward requests or loads a state dict.
+        borrowed: modules that use a tensor of the model that is neither theirs nor passed to them, with its
+            name.
+        under: modules that are called while the model's code has entered a mode or replaced a function of
+            torch, each with a description of it.
+        evaluated: what a forward in evaluation mode changes.
+        mixed: modules that normalize over the samples of their batch in evaluation mode.
+        draws: modules that draw random numbers from a torch generator in training.
+        dropouts: modules among these that draw for dropout only, which can be switched off.
+        saves_unfilled: modules with an operation that saves a tensor for the backward before it fills it.
+        hooks: modules that register a hook that uses weights.
+        world: modules that query the distributed processes, each with the query.
+        global_draws: whether it draws from the global random stream of Python or numpy.
+        seeds: modules that seed torch's global stream, "" for the code between the named modules; known
+            where stages run them.
+        kept: attributes that carry Python state from one forward to the next.
+        resets: attributes that make a resumed model compute other results, "" for unknown ones.
+        mixing: which value of a sample depends on others of its batch, BatchNorm excepted, "" for none;
+            ``None`` if that was not tested.
+        untried: the number of elements of a model that is too large to test.
+        beyond: modules whose table has no row for an id of the data: module, rows of the table, the id.
+        lookups: inputs that are ids of tables.
+        clocks: functions, such as clocks, that return another value at each call and that its output
+            depends on.
+        moves: whether a forward in evaluation mode changes Python state.
+        drifts: attributes and variables of that state that the output of the next such forward depends on.
+        sent, contiguous, apart, gathered: modules that compute other results for inputs with the same
+            values: for plain copies, as a stage receives them; for contiguous copies; if inputs that are one
+            object become several; for inputs as FSDP2 passes them.
+        alone: modules whose result depends on state that other modules leave behind.
     """
 
     changes: tuple[StateChange, ...] = ()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.errors import Problem, problems
+from launcher.errors import Problem, collecting_problems
 
 DAMAGED = "the environment of torchrun or srun is damaged, or was set by hand"
 SECRET_FILE = "LAUNCHER_SECRET_FILE"
@@ -38,7 +38,7 @@ class Place:
 
 def rank(env: Mapping[str, str] = os.environ) -> int | None:
     """This process's rank if an outer launcher started it, even if the other variables are missing."""
-    with problems() as wrong:
+    with collecting_problems() as wrong:
         read = _Reader(env, wrong)
         launcher = _outer_launcher(read)
         if launcher is None:
@@ -48,7 +48,7 @@ def rank(env: Mapping[str, str] = os.environ) -> int | None:
 
 def place(env: Mapping[str, str] = os.environ) -> Place | None:
     """This process's place if torchrun or srun started the ranks, else ``None``. Raises ``RequestError``."""
-    with problems() as wrong:
+    with collecting_problems() as wrong:
         read = _Reader(env, wrong)
         launcher = _outer_launcher(read)
         if launcher == "srun":
@@ -156,7 +156,7 @@ def _srun(read: _Reader) -> Place | None:
 
 
 def step_port(job: int, step: int) -> int:
-    """A port that all tasks of a Slurm step compute alike, below the ephemeral ports.
+    """A port that all tasks of a Slurm step compute in the same way, below the ephemeral ports.
 
     >>> step_port(77, 1)
     16233

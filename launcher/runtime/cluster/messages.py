@@ -255,7 +255,7 @@ def decode(body: bytes, kind: Any) -> Any:
 
 @cache
 def _codec(kind: Any, module: str) -> _Codec:
-    """The codec of a type; ``module``: where the annotation ``kind`` stands, to resolve names of types."""
+    """The codec of a type; ``module``: the module of the annotation ``kind``, to resolve names of types."""
     if isinstance(kind, str | ForwardRef):
         name = kind if isinstance(kind, str) else kind.__forward_arg__
         return _codec(eval(name, vars(sys.modules[module])), module)

@@ -141,7 +141,7 @@ def is_loopback(address: str) -> bool:
 
 
 def endpoint(host: str, port: int) -> str:
-    """Host and port as written in URLs; an IPv6 address stands in brackets.
+    """Host and port as written in URLs; an IPv6 address is in brackets.
 
     >>> endpoint("10.0.0.1", 29500), endpoint("fd00::1", 29500)
     ('10.0.0.1:29500', '[fd00::1]:29500')
@@ -184,7 +184,7 @@ class Unreached:
 
 
 class NetworkView:
-    """The network as this rank sees it. ``route`` leads to the rendezvous; ``None`` if no route was found.
+    """The network as this rank sees it. ``route`` leads to the rendezvous; ``None`` if there is no route.
 
     ``peers`` are the nodes of the run including this one. ``nodes`` maps ranks to node names, once known.
     """
@@ -249,7 +249,8 @@ class NetworkView:
         """The line at the start of a run that says which interface its ranks use."""
         where = endpoint(self.at.host, self.at.port)
         if self.route is None:
-            return f"network: no interface was found that reaches the rendezvous at {where}"
+            way_out = "" if GLOO in self._by_user else f"; set {GLOO}"
+            return f"network: no interface reaches the rendezvous at {where}{way_out}"
         used = self.route.interface
         others = "".join(f"; {key}={self._env[key]} is set" for key in sorted(self._by_user))
         return f"network: {used.name} ({used.address}) reaches the rendezvous at {where}{others}"

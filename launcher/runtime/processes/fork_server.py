@@ -1,10 +1,10 @@
 """A process that has only imported modules, from which all other processes of a run are forked.
 
 A fork is cheap and shares what is imported, but it inherits the state of its parent. Once a parent has run a
-backward beside an accelerator, started OpenMP's threads, initialized a device, or imported user code that did
-so, its forks cannot use autograd or the device. So the parent of ranks and of planner workers is never the
-process that plans: it is this server, which imports torch and the launcher, runs none of their operations and
-no user code, and forks a child for each request.
+backward on a machine with an accelerator, started OpenMP's threads, initialized a device, or imported user
+code that did so, its forks cannot use autograd or the device. So the parent of ranks and of planner workers
+is never the process that plans: it is this server, which imports torch and the launcher, runs none of their
+operations and no user code, and forks a child for each request.
 
 The server of the command ``launcher`` is a fork of it, made before anything is planned. In any other program
 (a script, a notebook, a test) the server is a new interpreter, since that program may have done anything.

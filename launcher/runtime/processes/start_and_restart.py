@@ -144,7 +144,7 @@ def run_outer_rank(
 
 
 def _judge(out: AttemptOutcome, task: AttemptTask) -> faults.RanksFailed | None:
-    """Raises if the user stopped the run; returns a failure, after which another attempt may follow."""
+    """Raises if the user stopped the run. Returns the failure of the attempt; ``None`` if it succeeded."""
     # stopped: all ranks agreed and saved, or had no time to
     stop = next((r for r in out.results.values() if isinstance(r, faults.Preempted)), None)
     if stop is not None and not out.faults:
@@ -175,7 +175,8 @@ def _attempt(
     elsewhere: Elsewhere = all_here,
 ) -> AttemptOutcome:
     """Runs one attempt of all ranks, or of ``ranks`` in this process."""
-    # if user code makes the parent unfit, it forks no rank: another parent forks ranks that share nothing
+    # if user code has started threads or a device in the parent, it cannot fork: a second parent then forks
+    # ranks without shared models
     local_ranks = range(task.size) if ranks is None else ranks
     out = None
     if task.share is not None:
@@ -196,7 +197,7 @@ def _forked(
     on_message: OnMessage | None,
     elsewhere: Elsewhere,
 ) -> AttemptOutcome | None:
-    """The outcome of the ``ranks`` of one parent; ``None`` if it has not forked them all."""
+    """Forks ``ranks`` from one parent and waits for them; ``None`` if the parent could not fork all."""
     live: dict[int, Child] = {}
     parent = parent_of(task, ranks, start)
     try:
@@ -207,7 +208,7 @@ def _forked(
             return None
         with task.rendezvous.hosted():
             return watch(live, task, stop, on_message, elsewhere)
-    finally:  # no rank is left unless something failed here
+    finally:  # the ranks of a finished attempt have ended; those of an incomplete start are killed
         for child in live.values():
             child.send_signal(signal.SIGKILL)
         for child in live.values():

@@ -50,16 +50,16 @@ class LateState:
 
         self.known.update(names)
         every = all_gather({name: now[name] for name in names if name in now}, Digests)
-        apart = [name for name in names if len({theirs[name] for theirs in every if name in theirs}) > 1]
-        return _texts(names, apart)
+        different = [name for name in names if len({theirs[name] for theirs in every if name in theirs}) > 1]
+        return _texts(names, different)
 
 
-def _texts(names: list[str], apart: list[str]) -> list[str]:
+def _texts(names: list[str], different: list[str]) -> list[str]:
     text = f"{listed(names)} changed after the first step, by a forward or a callback"
     lost = "no checkpoint contains it, so a resumed run resets it"
     out = [f"{text}; {lost}; register it as a persistent buffer, or return it from get_extra_state"]
-    if apart:
-        text = f"{listed(apart)} differs between ranks that have the same module"
+    if different:
+        text = f"{listed(different)} differs between ranks that have the same module"
         out.append(f"{text}: if a forward reads it, this layout trains other weights than one rank")
     return out
 

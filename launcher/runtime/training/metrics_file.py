@@ -217,7 +217,7 @@ def lines(step: int, every: Sequence[Mapping[str, float]]) -> list[str]:
     """
     names = list(dict.fromkeys(name for norms in every for name in norms))
     start = f"local_norm, step {step}: "
-    # the name "" stands for all parameters
+    # the name "" means all parameters
     return [f"{start}{name and f'{name} '}{_spread(name, every)}" for name in names]
 
 

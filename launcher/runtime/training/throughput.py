@@ -51,7 +51,7 @@ PEAKS: tuple[tuple[str, Peaks], ...] = (
 def peak_flops(device: str, dtype: str, tf32: bool = False) -> float | None:
     """FLOP/s of a ``device`` in ``dtype``; ``None`` if the table has no number.
 
-    ``tf32``: float32 products are computed in it.
+    ``tf32``: float32 matrix products use TF32.
 
     >>> peak_flops("NVIDIA H100 80GB HBM3", "bfloat16"), peak_flops("NVIDIA H100 PCIe", "float16")
     (989400000000000.0, 756000000000000.0)
@@ -84,7 +84,7 @@ def _within(name: list[str], words: list[str]) -> bool:
 
 
 def _numbered(name: str, word: str) -> bool:
-    """Returns true if ``word`` is ``name`` and a number, as SXM4 for SXM; not if ``name`` ends in one."""
+    """Returns true if ``word`` is ``name`` and a number (SXM4 for SXM), unless ``name`` ends in a digit."""
     return word.startswith(name) and word[len(name) :].isdecimal() and not name[-1].isdecimal()
 
 
@@ -123,7 +123,7 @@ class DeviceFigures:
         else:
             out = {"memory_mb": getrusage(RUSAGE_SELF).ru_maxrss / 1024}
 
-        # speed, and its share of the peak
+        # speed, and its fraction of the peak
         if self.peak is not None:
             rate = self.flops / seconds
             out |= {"tflops": rate / 1e12, "mfu": rate / self.peak}

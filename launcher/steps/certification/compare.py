@@ -436,7 +436,7 @@ class Judge:
         want = self._outcome(clip, scale, narrow)
         self._trained = {*want.grads}
         self.done += 1
-        # if all positions are alike, gradients may be rounding errors of the size of a usual step's
+        # if all positions are equal, gradients may be rounding errors of the size of a usual step's
         least = 0.0 if narrow is None else ROUNDINGS * self._usual
         findings = self._gradients(row, grads, want, least)
         if narrow is None:

@@ -22,18 +22,18 @@ from launcher.plan.values.precision import DTYPE
 T = TypeVar("T")
 SAMPLES = 2
 EXACT = 1e-5
-"""The allowed difference as a share of the largest logit: both run the same kernels on the same values."""
+"""The allowed difference as a fraction of the largest logit: both run the same kernels on the same values."""
 
 
 def check_settings(trained: HuggingFace, folder: Path) -> None:
-    """Raises ``RunError`` if the files beside the weights cannot be read or describe another model."""
+    """Raises ``RunError`` if the files next to the weights cannot be read or describe another model."""
     _tried(lambda: read_beside(folder))
     if differences := _tried(lambda: unlike_settings(trained, str(folder))):
         raise RunError(f"export: the written config.json describes another model: {few(differences)}")
 
 
 def read_beside(folder: Path) -> None:
-    """Reads the files beside the weights; raises what their libraries raise."""
+    """Reads the files next to the weights; raises what their libraries raise."""
     if file := text_tokenizer.inside(folder):
         text_tokenizer.load(file)
 

@@ -1,4 +1,4 @@
-"""Loads a model in one process from a file or a checkpoint."""
+"""Builds the full model in this process, with the weights of a checkpoint or of a state dict."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_best_fit_packing_is_refused_where_documents_cannot_be_kept_apart(
     words = [*request_words(settings), "data.packing=best_fit", "show=plan"]
     assert main(words) == 0
     assert (
-        "data.packing=best_fit: applied, full conversations, several in a sample if they fit, each kept apart;"
+        "data.packing=best_fit: applied, full conversations, several in a sample if they fit, each kept separate;"
     ) in " ".join(capsys.readouterr().out.split())
     assert main([*words, "parallel.pipeline.scheduler=seqpipe", "parallel.pipeline.seq_chunks=2"]) == 2
     assert capsys.readouterr().err == (

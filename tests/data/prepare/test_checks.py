@@ -126,7 +126,7 @@ def test_an_unknown_end_of_document_token_is_refused(tmp_path):
         f"steps.prepare.end_of_document: {text}; its special tokens: {END}"
     ]
     config.unlink()
-    text = "null: tokenizer.json has no tokenizer_config.json with an eos_token beside it"
+    text = "null: tokenizer.json has no tokenizer_config.json with an eos_token next to it"
     text += "; name the token that ends a document"
     assert problem_texts(tmp_path, tokenizer_file=str(file)) == [
         f"steps.prepare.end_of_document: {text}; its special tokens: {END}"

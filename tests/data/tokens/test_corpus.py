@@ -147,7 +147,7 @@ def test_the_vocabulary_of_a_format_that_does_not_say_it(tmp_path):
     )
 
 
-WINDOW = "a window takes data.seq_len=4 tokens plus one, all from one file"
+WINDOW = "a sample needs 5 tokens (data.seq_len=4, and one for the last target), all from one file"
 
 
 def test_files_too_short_for_a_window(tmp_path):

@@ -175,7 +175,10 @@ def test_a_bad_index_says_why(tmp_path, changes, why):
     ("keep", "why"),
     [
         (20, "its .idx is cut off inside its header"),
-        (-1, f"its .idx promises 2 sequences and 3 ends of documents, {SIZE} bytes; it has {SIZE - 1}"),
+        (
+            -1,
+            f"its .idx should have {SIZE} bytes for 2 sequences and 3 document boundaries, but has {SIZE - 1}",
+        ),
     ],
 )
 def test_an_index_cut_off_says_so(tmp_path, keep, why):
@@ -206,7 +209,7 @@ def test_an_index_that_promises_the_most_is_refused_at_once(tmp_path):
     most = (1 << 64) - 1
     (tmp_path / "c.idx").write_bytes(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, most, most))
     assert refused(path) == (
-        f"its .idx promises {most} sequences and {most} ends of documents, {34 + 20 * most} bytes; it has 34"
+        f"its .idx should have {34 + 20 * most} bytes for {most} sequences and {most} document boundaries, but has 34"
     )
 
 

@@ -212,7 +212,10 @@ CALLED = "on_start(config, plan, folder), log(row), close()"
             [f"{OWN}.Keeps: its arguments do not fit: missing a required argument: 'path'"],
         ),
         (f"{{_target_: {OWN}.Gone}}", [f"{OWN}.Gone: {OWN} has no 'Gone'"]),
-        ("{_target_: nonesuch.Gone}", ["nonesuch.Gone: there is no such module"]),
+        (
+            "{_target_: nonesuch.Gone}",
+            ["nonesuch.Gone: there is no module nonesuch on sys.path; start in the folder that contains it"],
+        ),
     ],
     ids=["no log", "methods", "arguments", "no class", "no module"],
 )

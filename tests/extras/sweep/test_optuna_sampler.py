@@ -131,7 +131,7 @@ def test_successive_halving_ends_cells_that_are_behind_at_a_rung(tmp_path):
     for worse in (0.0, 1.0, -1.0, 2.0):
         one = some.ask()
         reports = [(2, 5.0 + worse), (8, 4.0 + worse)]
-        told.append(some.hopeless(one.cell.name, reports[:1]))
+        told.append(some.prune_reason(one.cell.name, reports[:1]))
         some.tell(replace(done(one), status="pruned") if told[-1] else done(one), reports)
     behind = "val_loss {} at step 2 is worse than in other cells"
     assert told == ["", behind.format(6), "", behind.format(7)]
@@ -163,7 +163,7 @@ def test_a_cell_that_is_behind_is_hopeless_and_that_is_known_when_the_sweep_goes
         for n in range(6):
             one = some.ask()
             reports: Reports = [(2, 1.0 + (n == 5)), (4, 0.5)]
-            told.append(some.hopeless(one.cell.name, reports[:1]))
+            told.append(some.prune_reason(one.cell.name, reports[:1]))
             some.tell(replace(done(one), status="pruned") if told[-1] else done(one), reports)
         return told
 

@@ -18,7 +18,7 @@ WORDS = "should be 'data_parallel' or 'full_batch' or a list or a group of keys"
 
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "shard_size 0": ({"hsdp": {"shard_size": 0}}, ValueError,
-        "parallel.hsdp.shard_size: 0: must be -1 (the whole data-parallel group) or a positive integer"),
+        "parallel.hsdp.shard_size: 0: must be -1 (all data-parallel ranks) or a positive integer"),
     "shard_size text": ({"hsdp": {"shard_size": "2"}}, TypeError,
         "parallel.hsdp.shard_size: '2': should be a whole number"),
     "threshold text": ({"hsdp": {"threshold": "64"}}, TypeError,

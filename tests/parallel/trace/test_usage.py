@@ -66,8 +66,8 @@ def test_uneven_parameters_are_padded_or_left_whole(uneven):
     notes = {
         "pad": "parallel.hsdp.uneven pad: first.weight, first.bias, second.weight and 3 more: dim 0 is not a multiple "
         "of 2, so the last ranks hold less or nothing",
-        "whole": "parallel.hsdp.uneven whole: first.weight, first.bias, second.weight and 3 more stay unsharded: dim "
-        "0 is not a multiple of 2",
+        "whole": "parallel.hsdp.uneven whole: first.weight, first.bias, second.weight and 3 more stay unsharded, "
+        "because dim 0 is not a multiple of 2",
     }
     assert notes[uneven] in map(str, plan.notes)
     assert_as_planned(j)

@@ -134,11 +134,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "optim.groups.layers.3: {lr: 1}: it names no trained parameter; these are in embed, head, layers, norm",
     ),
     "frozen": (
-        {"still": {"lr": 1}}, "optim.groups.still: {lr: 1}: nothing that it names is trained; still.weight is frozen",
+        {"still": {"lr": 1}}, "optim.groups.still: {lr: 1}: it matches no trained parameter; still.weight is frozen",
     ),
     "a buffer": (
         {"norm.mean": {"lr": 1}},
-        "optim.groups.norm.mean: {lr: 1}: nothing that it names is trained; norm.mean is a buffer",
+        "optim.groups.norm.mean: {lr: 1}: it matches no trained parameter; norm.mean is a buffer",
     ),
     "a tensor in two groups": (
         {"embed.*": {"lr": 1}, "head": {"lr": 2}},

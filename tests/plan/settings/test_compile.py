@@ -102,7 +102,7 @@ REFUSED = {
         "layers.0.attn.v and 6 more are gathered inside it; with fusion, a block is gathered at once "
         "(try: parallel.comm_fusion.openstate=true)",
     f"{TP2} train.compile.modules=layers.0.attn.q":
-        "train.compile.modules: layers.0.attn.q: an operator over tp shares its input with the operators beside it; "
+        "train.compile.modules: layers.0.attn.q: an operator over tp shares its input with neighboring operators; "
         "compile the module around it (try: train.compile.modules=auto)",
     f"{TP2} {ON} 'parallel.recompute={{modules: layers.*.attn}}'":
         "train.compile.modules: layers.0.attn, layers.1.attn: a graph cannot recompute all of a module that "

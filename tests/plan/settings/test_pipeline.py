@@ -43,7 +43,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "pieces in 1f1b": (
         (*TWO, f"{PIPE}.seq_chunks=2"),
-        f"{PIPE}.seq_chunks: 2: 1f1b does not cut sequences (try: {PIPE}.scheduler=seqpipe)",
+        f"{PIPE}.seq_chunks: 2: the scheduler 1f1b does not support sequence chunks (try: {PIPE}.scheduler=seqpipe)",
     ),
     "seqvpp, not interleaved": (
         (*TWO, f"{PIPE}.seq_chunks=2", f"{PIPE}.scheduler=seqvpp"),

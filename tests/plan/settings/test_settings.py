@@ -80,7 +80,7 @@ BECOMES = {
         [f"{P}.gradients_mean=false: applied, gradients are summed over the 4 data-parallel ranks"],
     f"{P}.gradients_mean=false": [f"{P}.gradients_mean=false: satisfied, one data-parallel rank"],
     f"{P}.dataset_strategy=full_batch launch.nproc=4":
-        [f"{P}.dataset_strategy=full_batch: applied, each data-parallel rank reads the whole batch, 32 samples, and "
+        [f"{P}.dataset_strategy=full_batch: applied, each data-parallel rank reads the full batch, 32 samples, and "
          "keeps its slice of 8"],
     f"{P}.dataset_strategy=full_batch":
         [f"{P}.dataset_strategy=full_batch: satisfied, one data-parallel rank reads every sample"],

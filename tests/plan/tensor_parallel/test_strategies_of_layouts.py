@@ -79,7 +79,7 @@ REFUSED: dict[str, tuple[ParamLayouts, dict[str, Any], list[str]]] = {
         file(up_weight=(("tp",), ()), up_bias=(("tp",),)),
         {"up": {"weight": [None, "tp"]}},
         [
-            f"parallel.operators.up: up.weight is cut [null, tp] here, and [tp, null] in p.json of {LOAD} "
+            f"parallel.operators.up: up.weight has two layouts: [null, tp] here, [tp, null] in p.json ({LOAD}) "
             "(try: '~parallel.operators.up')"
         ],
     ),
@@ -87,7 +87,7 @@ REFUSED: dict[str, tuple[ParamLayouts, dict[str, Any], list[str]]] = {
         file(),
         {"u*": {"weight": [None, "tp"]}},
         [
-            f"parallel.operators.u*: up.weight is cut [null, tp] here, and [null, null] in p.json of {LOAD} "
+            f"parallel.operators.u*: up.weight has two layouts: [null, tp] here, [null, null] in p.json ({LOAD}) "
             "(try: '~parallel.operators.u*')"
         ],
     ),

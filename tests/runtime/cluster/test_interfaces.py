@@ -70,7 +70,7 @@ def test_a_name_that_stands_for_no_address_leaves_the_choice_to_gloo() -> None:
     network = NetworkView(at("no such host"), env)
     network.use()
     assert env == {}
-    assert network.note() == "network: no interface was found that reaches the rendezvous at no such host:1"
+    assert network.note() == ("network: no interface reaches the rendezvous at no such host:1; set GLOO_SOCKET_IFNAME")
 
 
 def test_a_loopback_name_gives_way_to_the_address_that_others_reach() -> None:

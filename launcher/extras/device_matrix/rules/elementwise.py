@@ -55,7 +55,7 @@ def triangle(call: OperatorCall) -> Lettering:
 
 
 def as_complex(call: OperatorCall) -> Lettering:
-    """Real and imaginary parts are a separate last dim, which stays whole."""
+    """Real and imaginary parts are a separate last dim, which is not cut."""
     letters = lettered(max(len(call.ins[0]), len(call.outs[0])))
     letters = (*letters[:-1], "")
     return LetteredCall([letters[: len(call.ins[0])]], [letters[: len(call.outs[0])]])

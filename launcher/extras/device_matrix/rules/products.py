@@ -1,6 +1,6 @@
 """Rules of products: matrices, convolutions, attention.
 
-Spatial dims stay whole.
+Spatial dims are not cut.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def attention(call: OperatorCall) -> Lettering:
     if not grouped and not q[:-2] == k[:-2] == v[:-2]:
         return None
 
-    # Dims before the last two are cut alike in all tensors; a single head of keys and values stays whole.
+    # Dims before the last two have the same cut in all tensors; a single head of keys and values has none.
     batch = lettered(len(q) - 2)
     queries = (*batch, "l", "")
     single = grouped and k[-3] == 1

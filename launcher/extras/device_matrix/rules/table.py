@@ -114,6 +114,6 @@ def rule_of(node: OpNode, graph: OpGraph) -> OpRule | None:
 
 
 def uncut_rule(node: OpNode, graph: OpGraph) -> OpRule:
-    """Returns a rule for an operator without one: every tensor stays whole."""
+    """Returns a rule for an operator without one: every tensor is replicated."""
     call = OperatorCall(node, graph)
     return rule_from(call, LetteredCall(uncut_letters(call.ins), uncut_letters(call.outs)))

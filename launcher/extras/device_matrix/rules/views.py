@@ -119,13 +119,13 @@ def without_dim(call: OperatorCall) -> Lettering:
 
 
 def uncut_along(call: OperatorCall, *dims: int) -> LetteredCall:
-    """``dims`` of all tensors stay whole, whether or not their sizes change."""
+    """``dims`` of all tensors are not cut, whether or not their sizes change."""
     letters = without(lettered(len(call.ins[0])), *dims)
     return LetteredCall([letters] * len(call.ins), [letters] * len(call.outs))
 
 
 def along_last(call: OperatorCall) -> Lettering:
-    """topk, sort: ``dim``, by default the last one, stays whole."""
+    """topk, sort: ``dim``, by default the last one, is not cut."""
     place = 2 if call.node.kind == "topk" else 1
     if call.node.op in ("sort.stable", "argsort.stable"):
         place = 2
@@ -133,7 +133,7 @@ def along_last(call: OperatorCall) -> Lettering:
 
 
 def roll(call: OperatorCall) -> Lettering:
-    """Without dims the flattened tensor is rolled, so all dims stay whole."""
+    """Without dims the flattened tensor is rolled, so no dim is cut."""
     return uncut_along(call, *call.dims(2, "dims"))
 
 
@@ -162,7 +162,7 @@ def _dropped(letters: Letters, dim: int) -> Letters:
 
 
 def split(call: OperatorCall) -> Lettering:
-    """split, chunk and tensor_split: the dim that is split stays whole."""
+    """split, chunk and tensor_split: the dim that is split is not cut."""
     return uncut_along(call, call.dim(2, "dim", 0))
 
 
@@ -181,7 +181,7 @@ def stack(call: OperatorCall) -> Lettering:
 
 
 def scatter_piece(call: OperatorCall) -> Lettering:
-    """slice_scatter, select_scatter: the dim that is written to stays whole."""
+    """slice_scatter, select_scatter: the dim that is written to is not cut."""
     dim = call.dim(2, "dim", 0)
     letters = without(lettered(len(call.ins[0])), dim)
     piece = letters if call.node.kind == "slice_scatter" else _dropped(letters, dim)
@@ -189,7 +189,7 @@ def scatter_piece(call: OperatorCall) -> Lettering:
 
 
 def windows(call: OperatorCall) -> Lettering:
-    """unfold: the windows along a whole dim become a new last dim."""
+    """unfold: the windows along an uncut dim become a new last dim."""
     letters = without(lettered(len(call.ins[0])), call.dim(1, "dimension"))
     return LetteredCall([letters], [(*letters, "")]) if letters else None
 
@@ -231,7 +231,7 @@ def meshgrid(call: OperatorCall) -> Lettering:
 
 
 def channel_blocks(call: OperatorCall) -> Lettering:
-    """pixel_shuffle, unfold, fold: the batch and the outermost part of channels; spatial dims stay whole."""
+    """pixel_shuffle, unfold, fold: the batch and the outermost part of channels; spatial dims are not cut."""
     lead = len(call.ins[0]) - (3 if call.node.kind.startswith("pixel") else 2)
     if call.node.kind in ("im2col", "pixel_unshuffle"):
         lead = len(call.ins[0]) - 3

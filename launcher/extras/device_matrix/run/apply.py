@@ -139,7 +139,7 @@ class Weights(Mapping[str, Tensor]):
 
 
 def _leaf(p: ShardedParam, level: str | None, several: bool) -> bool:
-    """Return true if a step computes with a separate tensor beside the stored one."""
+    """Return true if a step computes with a separate tensor in addition to the stored one."""
     return (p.shared and level != "level3") or (several and bool(p.terms))
 
 

@@ -120,7 +120,7 @@ def _divided(args: tuple[Arg, ...], place: int, ways: int) -> tuple[Arg, ...]:
 
 
 def _diagonal(call: LocalCall) -> int:
-    """Return the diagonal in the part, whose (i, j) is (i + rows before, j + columns before) in the whole."""
+    """Return the diagonal in a part, whose (i, j) is (i + rows before, j + columns before) in the tensor."""
     diagonal = call.node.args[1] if len(call.node.args) > 1 else 0
     rows, columns = call.rule.outs[0][-2:]
     height, width = call.local_outs[0][-2:]

@@ -61,7 +61,7 @@ def measure_stage(
 ) -> StageBytes:
     """Measure one stage.
 
-    Micro batches after the first are alike, so at most two of ``micros`` run. Ranks are alike too, except for
+    Micro batches after the first are equal, so at most two of ``micros`` run. Ranks are equal too, except for
     what they exchange.
 
     Args:

@@ -109,10 +109,8 @@ def _refuse_hidden_changes(program: torch.export.ExportedProgram) -> None:
     for node in program.graph.nodes:
         if node.target is torch.ops.aten.instance_norm.default and _changes(node):
             where = _module(node) or "the model"
-            text = (
-                f"{where} is an instance norm that updates running statistics in training: there is no rule"
-            )
-            raise RequestError((_cannot(text),))
+            text = f"{where}: instance norm that updates running statistics has no rule over device matrices"
+            raise RequestError((Problem(KEY, f"{text}; set track_running_stats=False, or {OTHERWISE}"),))
 
 
 class _Recorder:

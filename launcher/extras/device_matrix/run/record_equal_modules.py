@@ -116,7 +116,7 @@ def record_ours(module: nn.Module, inputs: Sequence[Tensor]) -> OpGraph:
             filled = filled_in(
                 record(short, inputs, ours=True), likes, [n for n, _ in module.named_parameters()]
             )
-        except RequestError:  # they make tensors of other shapes; any other error is found again below
+        except RequestError:  # their outputs differ from their inputs in shape; other errors come again below
             filled = None
         if filled is not None:
             return filled
@@ -124,10 +124,10 @@ def record_ours(module: nn.Module, inputs: Sequence[Tensor]) -> OpGraph:
 
 
 class _LeftOut(nn.Module):
-    """Stands for a module that makes a tensor like its input."""
+    """Replaces a module whose output has the shape of its input."""
 
     def forward(self, x: Tensor, *more: Tensor) -> Tensor:
-        if more:
+        if more:  # ``record_ours`` catches this, and records the full module
             raise RequestError((Problem("model", "a module takes more than one tensor"),))
         return torch.clone(x)
 

@@ -10,10 +10,10 @@ from launcher.extras.device_matrix.op_graph import OpGraph
 from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
 
 Cuts = tuple[tuple[str, int], ...]
-"""Letters with their numbers of slices, outermost first; without letters that stay whole."""
+"""Letters with their numbers of slices, outermost first; without letters that are not cut."""
 
 Dims = Mapping[str, int]
-"""The dim of the model that each letter of an operator stands for, numbered in order of occurrence."""
+"""The dim of the model that each letter of an operator denotes, numbered in order of occurrence."""
 
 
 def dims_of_model(graph: OpGraph, rules: Sequence[OpRule | None]) -> tuple[Dims, ...]:

@@ -17,7 +17,10 @@ from launcher.plan.time.speeds import speeds
 from launcher.plan.values.dtypes import WIDTH
 
 EXACT = 64
-"""Below this number of elements per moved part, a move is costed by the exact size, not a rounded one."""
+"""Smaller redistributions, in elements per part, have the cost of their exact size.
+
+The sizes of larger ones are rounded, so that tensors of about the same size share one cached cost.
+"""
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class StepCost:
 
 @lru_cache(maxsize=1 << 18)
 def port(rule: OpRule | None, strategy: OpStrategy, place: int, dims: int) -> TensorLayout:
-    """The layout in which an operator takes tensor ``place``, partial if its gradient is terms of a sum."""
+    """The layout that an operator requires for argument ``place``; partial if its gradient is one."""
     if rule is None:
         return TensorLayout.replicated(dims, prod(strategy.matrix)).canonical
     taken = strategy.takes(rule, place)
@@ -109,7 +112,7 @@ def port(rule: OpRule | None, strategy: OpStrategy, place: int, dims: int) -> Te
 
 @lru_cache(maxsize=1 << 18)
 def made(rule: OpRule | None, strategy: OpStrategy, place: int, dims: int) -> TensorLayout:
-    """The layout in which an operator makes output ``place``."""
+    """The layout of an operator's output ``place``."""
     if rule is None:
         return TensorLayout.replicated(dims, prod(strategy.matrix)).canonical
     return strategy.makes(rule, place).canonical
@@ -244,7 +247,7 @@ def node_cost(
 def _inside(graph: OpGraph, node: OpNode, rule: OpRule | None, strategy: OpStrategy) -> tuple[float, int]:
     """Returns bytes and number of the all-reduces inside of an operator, in a forward and a backward.
 
-    They carry what remains of its first input after a reduction over the cut ``inside`` letters.
+    Each all-reduce carries the first input, reduced over the sharded ``inside`` letters.
     """
     cut = [] if rule is None else [x for x in rule.inside if strategy.of.get(x)]
     if rule is None or not cut:
@@ -273,7 +276,7 @@ def uses(graph: OpGraph) -> Mapping[int, Sequence[tuple[int, int]]]:
 
 @dataclass(frozen=True)
 class Layouts:
-    """Fixed layouts, which a search keeps: those in which values ``rest``, and in which outputs ``leave``."""
+    """Layouts that a search must keep: those in which values ``rest``, and in which outputs ``leave``."""
 
     rest: Mapping[int, TensorLayout] = field(default_factory=dict)
     leave: Mapping[int, TensorLayout] = field(default_factory=dict)
@@ -282,7 +285,7 @@ class Layouts:
 def fixed_layouts(graph: OpGraph, ranks: int, requested: Layouts) -> Layouts:
     """Returns the requested layouts, and those of buffers.
 
-    Buffers are whole on every rank, also after a forward changed them.
+    Buffers are replicated on every rank, also after a forward has changed them.
     """
     rest = {v: layout.canonical for v, layout in requested.rest.items()}
     leave = {v: layout.canonical for v, layout in requested.leave.items()}
@@ -337,7 +340,7 @@ def value_cost(
 ) -> StepCost:
     """The cost of all moves of a value that is made in ``layout`` and taken in ``ways``, in this order.
 
-    Terms of a sum are summed at once: into the layout ``written``, or else that in which it is taken first.
+    A partial sum is reduced immediately, into the layout ``written`` or else the layout of its first user.
     """
     rest = written or layout
     if rest.partial:

@@ -1,4 +1,4 @@
-"""Explains why operators got their strategies, with one line for all that are alike."""
+"""Explains why operators got their strategies, with one line for equal ones."""
 
 from __future__ import annotations
 

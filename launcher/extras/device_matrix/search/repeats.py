@@ -19,7 +19,7 @@ class Shortened:
     """A shortened graph.
 
     ``weights``: for each operator of ``graph``, the number of operators of the full graph that it counts for.
-    ``of``: for each operator of the full graph, the place in ``graph`` of the one that stands for it.
+    ``of``: for each operator of the full graph, the place in ``graph`` of the one that represents it.
     """
 
     graph: OpGraph

@@ -91,7 +91,7 @@ class MoveTable:
 SHARED = 1 << 18
 """The largest table over all users of a value.
 
-Users that take a value alike share one move. Above this size, only neighbors are compared for that.
+Users that take a value in one layout share a move. Above this size, only neighbors are compared for that.
 """
 
 
@@ -247,7 +247,7 @@ class Pricer:
     ) -> list[Priced]:
         """Returns the table of the moves of value ``v`` to all ``users``; none if these cost nothing.
 
-        ``last_only``: only the move to the last user, which costs nothing if an earlier one takes it alike.
+        ``last_only``: only the move to the last user, which costs nothing if an earlier one takes it so too.
         """
         value, dims = self.graph.values[v], len(self.graph.values[v].shape)
         leave = None if last_only else self.fixed.leave.get(v)

@@ -1,4 +1,4 @@
-"""The variables of the search: single operators, or groups of light ones that are cut alike."""
+"""The variables of the search: single operators, or groups of light ones that are cut in the same way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MemberDims = tuple[tuple[tuple[str, str], ...], ...]
 
 @dataclass(frozen=True)
 class Variable:
-    """Nodes (``members``) that are cut alike.
+    """Nodes (``members``) that are cut in the same way.
 
     ``letters``: the dims that all members have, with the number that slices have to divide. ``dims``: the
     letters of each member. ``fixed``: the only state, if the strategy is written.
@@ -94,7 +94,7 @@ def variables(
     uncut = {at for at, rule in enumerate(rules) if rule is None or at in constant}
     alone = uncut | written.keys()
 
-    # the root of a group stands for it
+    # the root of a group represents it
     groups = DisjointSets()
     if together:
         _join_light(graph, rules, alone, groups)

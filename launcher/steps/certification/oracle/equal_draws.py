@@ -73,7 +73,7 @@ def _draws(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _own_streams(device: torch.device) -> bool:
-    """Return true if a kind of device has its own random state, beside the CPU's."""
+    """Return true if a kind of device has its own random state, in addition to the CPU's."""
     return device.type not in ("cpu", "meta")
 
 

@@ -20,7 +20,7 @@ WIDE, NARROW = 3.0, 2.0
 """How many ranges a figure may lie outside the range of the constructions' figures."""
 ROUNDINGS = 16
 CHANCE = 0.01
-"""A larger share of equal values in two constructions is no continuous draw: rows may agree by chance."""
+"""A larger fraction of equal values in two constructions is no continuous draw: rows may agree by chance."""
 SMALLEST = 1e-300
 FIGURES = ("standard deviation", "largest number", "mean", "share of zeros")
 Figures = tuple[float, ...]
@@ -53,7 +53,7 @@ class ComparedTensor:
             if narrow.to(made.dtype).equal(made):
                 made = narrow
 
-        # checks without statistics: dtype and shape, finiteness, values that are alike in all constructions
+        # checks without statistics: dtype and shape, finiteness, values that are equal in all constructions
         if made.shape != self.first.shape or made.dtype != self.first.dtype:
             return f"is {_kind(made)}, but {_kind(self.first)} in a plain construction"
         if not torch.isfinite(_wide(made)).all() and torch.isfinite(_wide(self.first)).all():
@@ -113,7 +113,7 @@ def _wrong(
 
 @torch.no_grad()
 def figures(t: Tensor) -> Figures:
-    """The logarithms of the standard deviation and the largest size, then the mean and the share of zeros."""
+    """The logs of the standard deviation and the largest size, then the mean and the fraction of zeros."""
     if not t.numel():
         return (0.0,) * len(FIGURES)
     flat = (torch.view_as_real(t) if t.is_complex() else t).double().flatten()

@@ -22,8 +22,8 @@ from launcher.job.schema.user_class import Target
 from launcher.job.targets import build
 
 
-def apart(model: nn.Module) -> frozenset[nn.Parameter]:
-    """Matrices that AdamW updates: embedding tables, and the head.
+def adamw_matrices(model: nn.Module) -> frozenset[nn.Parameter]:
+    """The matrices that ``muon`` leaves to AdamW: embedding tables, and the head.
 
     The head is the last linear module outside of any list or dictionary of modules.
     """
@@ -101,19 +101,19 @@ def optimizer(
     settings: Optim,
     params: Named,
     allow: tuple[str, ...],
-    apart: Container[nn.Parameter] = (),
+    adamw_matrices: Container[nn.Parameter] = (),
     low: bool = False,
 ) -> torch.optim.Optimizer:
-    """An optimizer of torch, of this file, or of the user.
+    """Builds the reference optimizer: torch's own, one of this file, or the user's class.
 
-    Weights decay; gains, biases and other vectors do not, unless ``groups`` says otherwise. Each tensor is a
-    group of its own. ``apart``: matrices that AdamW updates when Muon updates the others; ``low``: whether
+    Weights decay; gains, biases and other vectors do not, unless ``groups`` says otherwise. Each tensor has
+    its own group. ``adamw_matrices``: those that AdamW updates when Muon updates the others; ``low``: whether
     forwards run in half precision.
     """
     if isinstance(settings, Target):
         plain = [p for _, p in params]
         return build(settings, allow, torch.optim.Optimizer, plain, key="optim._target_")
-    groups = [{"params": [p], **_of_its_own(settings, names, p, apart)} for names, p in params]
+    groups = [{"params": [p], **_of_its_own(settings, names, p, adamw_matrices)} for names, p in params]
     if isinstance(settings, Muon):
         return OrthogonalSteps(groups, settings, low)
     if isinstance(settings, Adafactor):
@@ -131,7 +131,7 @@ def _of_its_own(
     settings: AdamW | SGD | Momentum | Lion | Adafactor | Muon,
     names: tuple[str, ...],
     p: nn.Parameter,
-    apart: Container[nn.Parameter],
+    adamw_matrices: Container[nn.Parameter],
 ) -> dict[str, Any]:
     """The settings of ``p`` from the best key that matches one of its names, or a prefix of one.
 
@@ -147,7 +147,7 @@ def _of_its_own(
     if isinstance(settings, Adafactor):
         own["d"] = settings.d
     if isinstance(settings, Muon):
-        muon = p.dim() == 2 and overrides.pop("use", "adamw" if p in apart else "muon") == "muon"
+        muon = p.dim() == 2 and overrides.pop("use", "adamw" if p in adamw_matrices else "muon") == "muon"
         source = settings if muon else settings.adamw
         own = {k: getattr(source, k) for k in (("momentum",) if muon else ("betas", "eps"))}
         own |= {"lr": source.lr, "weight_decay": source.weight_decay if p.dim() > 1 else 0.0}

@@ -24,7 +24,7 @@ class ReferenceSamples(Protocol):
 class EqualPositions:
     """Replaces every position of a sample by the first.
 
-    A router that looks at positions or at tokens then treats all positions of the sample alike.
+    A router that looks at positions or at tokens then treats all positions of the sample in the same way.
     """
 
     of: ReferenceSamples

@@ -113,8 +113,8 @@ class ReferenceTraining:
 
     def _optimizer(self) -> torch.optim.Optimizer:
         optim, low = self.job.optim, self._precision in models.LOW
-        apart = optimizers.apart(self.models[0])
-        return optimizers.optimizer(optim, self._trained(), self.job.security.allow, apart, low)
+        matrices = optimizers.adamw_matrices(self.models[0])
+        return optimizers.optimizer(optim, self._trained(), self.job.security.allow, matrices, low)
 
     def _trained(self) -> optimizers.Named:
         names: dict[nn.Parameter, tuple[str, ...]] = {}

@@ -108,7 +108,8 @@ REFUSED: dict[str, tuple[nn.Module, str]] = {
     ),
     "instance norm": (
         nn.Sequential(module(nn.InstanceNorm1d, 4, track_running_stats=True)),
-        f"0 is an instance norm that updates running statistics in training: there is no rule; {OTHERWISE}",
+        "0: instance norm that updates running statistics has no rule over device matrices; "
+        f"set track_running_stats=False, or {OTHERWISE}",
     ),
 }
 
