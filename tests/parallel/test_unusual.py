@@ -34,8 +34,8 @@ REFUSED = {
     "Equilibrium": (
         SHARDED,
         (
-            "model: b: its forward registers a tensor hook, which uses weights in the "
-            "backward, before level3 has gathered them again (try: "
+            "model: b: a tensor hook or backward pre-hook uses weights "
+            "before level3 has gathered them again (try: "
             "parallel.hsdp.optimizer_level=level2)"
         ),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module
+
+from launcher.parallel.model_state.python_state import library
 
 KINDS: dict[str, tuple[str, ...]] = {
     "register_module_buffer_registration_hook": ("_global_buffer_registration_hooks",),
@@ -59,25 +62,73 @@ def uses_weights(hook: Any, depth: int = 0) -> bool:
 
     A hook that only scales or counts gradients can reach none of these.
     """
-    if isinstance(hook, MethodType):
-        return _reads(hook.__self__, _names(hook.__func__.__code__))
-    if not isinstance(hook, FunctionType) or depth > DEEP:
+    if depth > DEEP:
         return False
+    if isinstance(hook, MethodType):
+        return _owner_weighs(hook.__self__, _names(hook.__func__.__code__), depth)
+    if isinstance(hook, partial):
+        given = (*hook.args, *hook.keywords.values())
+        return uses_weights(hook.func, depth + 1) or any(_contains_weights(v, depth) for v in given)
+    if not isinstance(hook, FunctionType):
+        calls = [vars(k)["__call__"] for k in type(hook).__mro__ if "__call__" in vars(k)]
+        return any(
+            _owner_weighs(hook, _names(f.__code__), depth) for f in calls if isinstance(f, FunctionType)
+        )
     captured = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=False))
-    return any(
+    defaults = (*(hook.__defaults__ or ()), *(hook.__kwdefaults__ or {}).values())
+    return any(_contains_weights(v, depth) for v in defaults) or any(
         _weighs(cell.cell_contents, name, hook.__code__, depth)
         for name, cell in captured.items()
         if _full(cell)
     )
 
 
+def pre_hook_uses_weights(module: nn.Module) -> bool:
+    """Return true if a hook that runs before the backward of ``module`` can reach a weight.
+
+    Such a hook gets the module as its first argument.
+    """
+    each = module._backward_pre_hooks.values()
+    own = (_reads(module, _names(h.__code__)) for h in each if isinstance(h, FunctionType))
+    return any(own) or any(map(uses_weights, each))
+
+
 def _weighs(value: Any, name: str, code: CodeType, depth: int) -> bool:
     """Return true if the variable ``name`` of a function is a weight, or leads to one."""
+    if isinstance(value, nn.Module):
+        return _hands_on(code, name) or _reads(value, _names(code))
+    if _is_users(value):
+        return _hands_on(code, name) or _owner_weighs(value, _names(code), depth)
+    return _contains_weights(value, depth)
+
+
+def _owner_weighs(owner: Any, names: frozenset[str], depth: int) -> bool:
+    """Return true if one of the attributes ``names`` of ``owner`` is a weight, or leads to one."""
+    if isinstance(owner, nn.Module):
+        return _reads(owner, names)
+    inside = getattr(owner, "__dict__", {})
+    return any(_contains_weights(v, depth) for name, v in inside.items() if name in names)
+
+
+def _contains_weights(value: Any, depth: int) -> bool:
+    """Return true for a weight, a module with weights, and whatever contains one of these."""
+    if depth > DEEP:
+        return False
     if isinstance(value, torch.Tensor):
         return value.requires_grad
     if isinstance(value, nn.Module):
-        return _hands_on(code, name) or _reads(value, _names(code))
-    return uses_weights(value, depth + 1)
+        return any(True for _ in value.parameters())
+    if isinstance(value, list | tuple | set | dict):
+        items = value.values() if isinstance(value, dict) else value
+        return any(_contains_weights(v, depth + 1) for v in items)
+    if isinstance(value, FunctionType | MethodType | partial):
+        return uses_weights(value, depth + 1)
+    return _is_users(value) and any(_contains_weights(v, depth + 1) for v in vars(value).values())
+
+
+def _is_users(value: Any) -> bool:
+    """Return true for an object of the user's classes."""
+    return hasattr(value, "__dict__") and not library(type(value).__module__)
 
 
 def _reads(owner: Any, names: frozenset[str]) -> bool:

@@ -24,6 +24,7 @@ from launcher.parallel.model_state.deep_copy import cells
 from launcher.parallel.model_state.python_state import MANY, PLAIN, library
 
 STORES = frozenset(dis.opmap[name] for name in ("STORE_ATTR", "DELETE_ATTR"))
+IMPORT = dis.opmap["IMPORT_NAME"]
 WIDER = dis.opmap["EXTENDED_ARG"]
 KEPT = (*PLAIN, np.ndarray, np.generic, torch.Tensor, torch.Generator)
 """Types of libraries whose values may be a model's state."""
@@ -119,11 +120,27 @@ def _words(code: CodeType) -> _Words:
     )
 
 
+def imported(functions: Iterable[FunctionType]) -> frozenset[str]:
+    """Return the names of Python modules that the code of ``functions`` imports when it runs."""
+    return frozenset[str]().union(*(_imported(f.__code__) for f in functions))
+
+
+@cache
+def _imported(code: CodeType) -> frozenset[str]:
+    inner = (_imported(c) for c in code.co_consts if isinstance(c, CodeType))
+    return frozenset(_names_of(code, frozenset({IMPORT}))).union(*inner)
+
+
 def _assigned(code: CodeType) -> Iterator[str]:
-    """Yield the attributes that code assigns or deletes; faster than ``dis``, which describes each step."""
+    """Yield the attributes that code assigns or deletes."""
+    return _names_of(code, STORES)
+
+
+def _names_of(code: CodeType, kinds: frozenset[int]) -> Iterator[str]:
+    """Yield the names in these instructions of code; faster than ``dis``, which describes each step."""
     wide = 0
     steps = iter(code.co_code)
     for op, arg in zip(steps, steps, strict=True):
-        if op in STORES:
+        if op in kinds:
             yield code.co_names[wide | arg]
         wide = (wide | arg) << 8 if op == WIDER else 0

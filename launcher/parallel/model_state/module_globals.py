@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
+import importlib.util
 import itertools
 import operator
 import random
@@ -15,7 +17,7 @@ import warnings
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper, partial
@@ -28,10 +30,11 @@ import torch
 from torch import nn
 
 from launcher.parallel.model_state.deep_copy import cells
-from launcher.parallel.model_state.library_attributes import library_attributes, names_read
+from launcher.parallel.model_state.library_attributes import imported, library_attributes, names_read
 from launcher.parallel.model_state.process_state import ProcessSnapshot, process_state
 from launcher.parallel.model_state.python_state import (
     BYTES,
+    INSTALLED,
     LIBRARIES,
     TEXTS,
     PythonState,
@@ -54,6 +57,22 @@ ITERATORS: tuple[Any, ...] = (
     type(iter(range(0))),
 )
 """Iterators that can be copied, but not set back."""
+
+PYTHONS = frozenset((*dir(ModuleType), *dir(type), *dir(object))) | {
+    *(
+        "__all__",
+        "__builtins__",
+        "__cached__",
+        "__file__",
+        "__loader__",
+        "__package__",
+        "__path__",
+        "__spec__",
+    ),
+    *("__annotate__", "__annotate_func__", "__annotations_cache__", "__conditional_annotations__"),
+    *("__firstlineno__", "__static_attributes__", "__slots__", "__warningregistry__", "__weakref__"),
+}
+"""Names of variables that Python itself sets."""
 
 Restorers = dict[int, Callable[[], object]]
 """Maps the id of each object to the function that restores its contents."""
@@ -101,7 +120,33 @@ def around(names: Iterable[str]) -> list[str]:
         for value in vars(sys.modules[name]).values():
             if isinstance(value, FunctionType | type | ModuleType):
                 queue.append(_from(value))
+        queue += _imported_later(sys.modules[name], packages)
     return [*modules]
+
+
+def _imported_later(module: ModuleType, packages: set[str]) -> Iterator[str]:
+    """Yield the user's modules that functions of ``module`` import when they run; they are imported now.
+
+    Otherwise a forward would import them, and nobody would know their first values.
+    """
+    package = module.__package__ or ""
+    functions = [f for _, f in _walk([module.__name__]).functions]
+    for name in sorted(imported(functions)):
+        for full in dict.fromkeys((name, f"{package}.{name}".strip("."))):
+            if full not in sys.modules and _own(full, packages) and _is_found(full):
+                with suppress(Exception):  # the user's file may raise anything, as it will when it is needed
+                    importlib.import_module(full)
+            if full in sys.modules:
+                yield full
+
+
+def _is_found(name: str) -> bool:
+    """Return true if a module of this name is in a folder of the user's."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and not (spec.origin or "").startswith(INSTALLED)
 
 
 def _own(name: str, packages: set[str]) -> bool:
@@ -131,7 +176,7 @@ class _Walk:
         """Yield each variable that is state: its shown name, its owner, its key and its value."""
         for at, owner in self.owners:
             for key, value in [*vars(owner).items()]:
-                if not (key.startswith("__") and key.endswith("__")) and not isinstance(value, FIXED):
+                if key not in PYTHONS and not isinstance(value, FIXED):
                     yield f"{at}.{key}", owner, key, value
         classes = [owner for _, owner in self.owners if isinstance(owner, type)]
         yield from library_attributes((f for _, f in self.functions), classes)

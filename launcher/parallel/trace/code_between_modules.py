@@ -207,15 +207,24 @@ def trace(
 
     Raises ``RequestError``.
     """
+    with global_streams_kept(), _left_as_it_is(model):
+        return _trace(model, leaves, inputs, units)
+
+
+@contextmanager
+def _left_as_it_is(model: nn.Module) -> Iterator[None]:
+    """Undo what forwards of a copy change in objects that cannot be copied, so that ``model`` has them too.
+
+    Raises ``RequestError`` for what cannot be undone, such as a generator that has advanced.
+    """
     before = snapshot(model)
-    with global_streams_kept(), contents_put_back(model):
-        tracer = _trace(model, leaves, inputs, units)
+    with contents_put_back(model):
+        yield
     advanced = changed(before, snapshot(model))
     if advanced:
         text = f"{advanced[0][0]} cannot be copied, and planning advances it"
         cure = "make it in the forward, or use an iterator of itertools"
         raise RequestError((Problem("model", f"{text}; {cure}"),))
-    return tracer
 
 
 def _trace(
@@ -238,6 +247,7 @@ def _trace(
         why = "which differs on every rank"
         raise RequestError((Problem("model", f"{text}, {why}; draw with torch, inside a module"),))
     tracer.watch.seeds = seeds_of_torch(first, second)
+    _one_generator_each(tracer, leaves)
     difference = graph_difference(tracer.graph, again.graph)
     if difference:
         text = f"the code between the named modules changes from one forward to the next ({difference})"
@@ -283,6 +293,16 @@ def _evaluated(tracer: Tracer, other: Tracer) -> None:
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
 
 
+def _one_generator_each(tracer: Tracer, leaves: frozenset[str]) -> None:
+    """Refuse a generator of torch from which several leaves draw: its state does not advance on meta."""
+    for drawers in tracer.watch.effects.generators.values():
+        several = list(dict.fromkeys(next((u for u in leaves if covers(u, n)), n) for n in drawers))
+        if len(several) > 1:
+            text = f"{' and '.join(several)} draw from one torch.Generator"
+            why = "of which each stage would have a copy"
+            raise RequestError((Problem("model", f"{text}, {why}; give each of them its own"),))
+
+
 def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor]) -> None:
     """Refuse a forward that reads state that earlier backwards have changed."""
     names = list(dict.fromkeys(n for call in tracer.calls.values() for n in moved(model, *call)))
@@ -303,7 +323,8 @@ def follow(
 
     Raises ``RequestError`` if the glue cannot be traced.
     """
-    return _follow(copied(model), leaves, inputs, units)
+    with _left_as_it_is(model):
+        return _follow(copied(model), leaves, inputs, units)
 
 
 def _follow(

@@ -22,7 +22,7 @@ from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.containers import filled
 from launcher.parallel.dispatch.modes import Surroundings, batched, tree_leaves
 from launcher.parallel.model_state.deep_copy import HOOKS
-from launcher.parallel.model_state.hooks import REGISTER, uses_weights
+from launcher.parallel.model_state.hooks import REGISTER, pre_hook_uses_weights, uses_weights
 from launcher.parallel.model_state.module_globals import files_of, variables
 from launcher.parallel.model_state.python_state import Key, changed, library, owns_generator, snapshot
 from launcher.parallel.model_state.references import forget
@@ -188,7 +188,8 @@ class ForwardObserver(TorchFunctionMode):
         self.strided: set[str] = set()
         self.gapped: set[str] = set()
         self.toggles: dict[tuple[str, str], None] = {}
-        self.hooks: dict[str, None] = {}
+        modules = model.named_modules()
+        self.hooks: dict[str, None] = {name: None for name, m in modules if pre_hook_uses_weights(m)}
         self.swapped: set[str] = set()
         self.counted: list[Key] = []
         self.looks: set[str] = set()

@@ -118,6 +118,7 @@ class StateEffects(Dispatch):
         self.mixed: dict[str, None] = {}
         self.draws: dict[str, None] = {}
         self.dropouts: set[str] = set()
+        self.generators: dict[torch.Generator, dict[str, None]] = {}
         self.saves_unfilled: dict[str, None] = {}
 
         # tensors by id and storage: their names, whether the model made them, and what they depend on;
@@ -211,6 +212,8 @@ class StateEffects(Dispatch):
         if draws(func, args, kwargs):
             labels |= {DATA}
             self.draws[self.running()] = None
+            if isinstance(generator := kwargs.get("generator"), torch.Generator):
+                self.generators.setdefault(generator, {})[self.running()] = None
             if packet in SAVE_UNFILLED:
                 self.saves_unfilled[self.running()] = None
         if labels:

@@ -710,9 +710,8 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
         affected = [m for m in graph.effects.hooks if any(covers(g, m) or covers(m, g) for g in gathered)]
         if affected:
             who = listed([m or "the model" for m in affected])
-            text = f"{who}: its forward registers a tensor hook, which uses"
-            text += " weights in the backward, before level3 has gathered them again"
-            yield Problem(KEY, text, cure)
+            text = f"{who}: a tensor hook or backward pre-hook uses weights"
+            yield Problem(KEY, f"{text} before level3 has gathered them again", cure)
         opaque = {m: what for m, what in graph.opaque if m in gathered}
         if opaque:
             who, what = listed(list(opaque)), next(iter(opaque.values()))
