@@ -65,15 +65,14 @@ def uses_weights(hook: Any, depth: int = 0) -> bool:
     if depth > DEEP:
         return False
     if isinstance(hook, MethodType):
-        return _owner_weighs(hook.__self__, _names(hook.__func__.__code__), depth)
+        own = isinstance(hook.__self__, nn.Module)
+        names = _names(hook.__func__.__code__) if own else _names_of_methods(type(hook.__self__))
+        return _owner_weighs(hook.__self__, names, depth)
     if isinstance(hook, partial):
         given = (*hook.args, *hook.keywords.values())
         return uses_weights(hook.func, depth + 1) or any(_contains_weights(v, depth) for v in given)
     if not isinstance(hook, FunctionType):
-        calls = [vars(k)["__call__"] for k in type(hook).__mro__ if "__call__" in vars(k)]
-        return any(
-            _owner_weighs(hook, _names(f.__code__), depth) for f in calls if isinstance(f, FunctionType)
-        )
+        return _owner_weighs(hook, _names_of_methods(type(hook)), depth)
     captured = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=False))
     defaults = (*(hook.__defaults__ or ()), *(hook.__kwdefaults__ or {}).values())
     return any(_contains_weights(v, depth) for v in defaults) or any(
@@ -146,6 +145,12 @@ def _hands_on(code: CodeType, name: str) -> bool:
         for step, after in pairwise(steps)
     )
     return own or any(_hands_on(c, name) for c in code.co_consts if isinstance(c, CodeType))
+
+
+def _names_of_methods(kind: type) -> frozenset[str]:
+    """Return the names in the code of all methods of a class, which may call each other."""
+    functions = [f for k in kind.__mro__ for f in vars(k).values() if isinstance(f, FunctionType)]
+    return frozenset[str]().union(*(_names(f.__code__) for f in functions))
 
 
 def _names(code: CodeType) -> frozenset[str]:

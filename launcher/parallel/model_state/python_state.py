@@ -61,6 +61,8 @@ HOLDERS = (SimpleNamespace, Namespace, threading.local, threading.Event, threadi
 """Types of libraries that exist to hold values, in attributes."""
 
 LIBRARIES = sys.stdlib_module_names | {"hydra", "launcher", "numpy", "omegaconf", "torch", "transformers"}
+COMPILED = ("_cython_", "pybind11_builtins")
+"""The modules of types that compilers make for functions, such as numpy's."""
 INSTALLED = (*site.getsitepackages(), sysconfig.get_path("purelib"))
 MANY, DEEP = 1000, 8
 """Containers of more values and objects at a greater depth are compared, but not searched for state."""
@@ -69,11 +71,15 @@ LARGE = 1 << 18
 """Tensors outside of a model with more numbers are not compared by their values."""
 
 
+PROCESS_STREAMS: tuple[Any, ...] = (vars(random)["_inst"], vars(np.random.mtrand)["_rand"])
+"""The random streams of the process, to which functions such as ``random.random`` are bound."""
+
+
 @cache
 def library(name: str) -> bool:
     """Return true if a module of this name belongs to a library, and not to the user."""
     file = getattr(sys.modules.get(name), "__file__", None) or ""
-    return name.partition(".")[0] in LIBRARIES or file.startswith(INSTALLED)
+    return name.partition(".")[0] in LIBRARIES or file.startswith(INSTALLED) or name.startswith(COMPILED)
 
 
 class PythonState:
@@ -156,8 +162,9 @@ def parts(value: Any) -> Iterable[tuple[str, Any]] | None:
     if isinstance(value, FunctionType):
         return [(f".{name}", cell.cell_contents) for name, cell in cells(value)] or None
     if isinstance(value, MethodType | BuiltinMethodType | MethodWrapperType):
-        own = value.__self__
-        return None if own is None or isinstance(own, (ModuleType, nn.Module, type)) else [(".__self__", own)]
+        bound = value.__self__
+        single = isinstance(bound, (ModuleType, nn.Module, type)) or any(bound is s for s in PROCESS_STREAMS)
+        return None if bound is None or single else [(".__self__", bound)]
     if isinstance(value, partial):
         return [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
     if _builtin_iterator(value):
@@ -230,6 +237,8 @@ def mark(value: Any) -> Any:
         return repr(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
         return repr(value.get_state())
+    if isinstance(value, random.SystemRandom):
+        return value  # it has no state
     if isinstance(value, random.Random):
         return value.getstate()
     if isinstance(value, torch.Generator) and value.device.type == "cpu":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import Parameter, signature
@@ -18,7 +18,8 @@ from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.dispatch.training_mode import evaluating
 from launcher.parallel.dispatch.user_lines import of_error
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.model_state.module_globals import contents_put_back, files_of, variables
+from launcher.parallel.model_state.module_globals import contents_put_back, files_of, put_back, variables
+from launcher.parallel.model_state.numbers_outside_weights import Key, aged, values
 from launcher.parallel.model_state.python_state import changed, counters, reading, snapshot
 from launcher.parallel.model_state.state_across_passes import moved
 from launcher.parallel.trace.attribute_side_effects import SideChannels
@@ -237,11 +238,13 @@ def _trace(
     first, second = LeafStreams(), LeafStreams()
     tracer = _follow(model, leaves, inputs, units, check_side_channels=True, streams=first)
     counted = counters(before, snapshot(model), leaves, tracer.watch.counted)
+    numbers = [values(model, modules)]
 
     # again, and in evaluation mode: it must do the same, or no stage can run it
     once = variables(modules)
     follow_again = partial(_follow, model, leaves, inputs, counted=counted)
     again = follow_again(streams=second)
+    numbers.append(values(model, modules))
     if draws_of_python(first, second):
         text = "the forward draws numbers from Python's or numpy's random stream"
         why = "which differs on every rank"
@@ -258,9 +261,41 @@ def _trace(
         raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
     _steady(tracer, model, leaves, inputs)
     unentangled(original, {str(n.target): call[1:] for n, call in tracer.calls.items()}, tracer.watch.values)
+    _later(tracer, model, leaves, inputs, counted, numbers)
     with evaluating([model]):
         _evaluated(tracer, follow_again(check_side_channels=True))
     return tracer
+
+
+def _later(
+    tracer: Tracer,
+    model: nn.Module,
+    leaves: frozenset[str],
+    inputs: Sequence[torch.Tensor],
+    counted: Sequence[str],
+    numbers: Sequence[Mapping[Key, Any]],
+) -> None:
+    """Refuse a model that counts its forwards if, after many of them, it does what no stage can do.
+
+    ``numbers`` has its counts after each of two forwards. A forward that fails so late is not judged.
+    """
+    names = files_of(model)
+    with put_back(names):
+        for age, older in aged(model, names, *numbers):
+            try:
+                again = _follow(older, leaves, inputs, counted=counted, check_side_channels=True)
+                difference = graph_difference(tracer.graph, again.graph)
+                text = f"the code between the named modules changes ({difference}); move it into a module"
+                key = "model" if difference else ""
+                unentangled(
+                    older, {str(n.target): call[1:] for n, call in again.calls.items()}, again.watch.values
+                )
+            except RequestError as error:
+                first = error.problems[0]
+                late = isinstance(error.__cause__, Uncuttable) or error.__cause__ is None
+                key, text = first.key if late else "", first.text
+            if key:
+                raise RequestError((Problem(key, f"after {age:,} more forwards, {text}"),))
 
 
 def trace_ours(

@@ -23,7 +23,7 @@ from launcher.parallel.dispatch.modes import Dispatch, default_dtype, draws, tre
 from launcher.parallel.dispatch.training_mode import evaluating
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files_of, put_back
-from launcher.parallel.model_state.numbers_outside_weights import counts
+from launcher.parallel.model_state.numbers_outside_weights import aged, values
 from launcher.parallel.trace.run_on_values import in_memory, trial_inputs
 from launcher.parallel.trace.sample_values import FEW, trying
 from launcher.parallel.trace.tensor_side_effects import FRESH
@@ -37,9 +37,7 @@ COARSE = 3e-2
 All tolerances are relative to the largest value, because kernels may round other rows differently.
 """
 STEP = 0.02
-"""How far weights are moved: a weight that starts at zero hides what it scales."""
-AGES = 10, 1_000, 1_000_000
-"""Numbers of forwards after which a model that counts them is tried too."""
+"""Weights are moved by this much, because a weight that starts at zero hides all that it multiplies."""
 ROUGHER = 10
 """A gradient may differ by this factor more than an output, because it passes twice as many operations."""
 OUTPUT, GRADIENT = "its output for a sample", "the gradient of a sample"
@@ -247,16 +245,9 @@ def _older(model: nn.Module, xs: Sequence[Tensor]) -> Iterator[nn.Module]:
     with suppress(Exception):  # the second time it may fail for the same samples
         for _ in range(2):
             _pass(one, xs)
-            seen.append({key: count.value for key, count in counts(one, names).items()})
-    if len(seen) < 2:
-        return
-    steps = {k: v - seen[0][k] for k, v in seen[1].items() if k in seen[0] and v != seen[0][k]}
-    for age in AGES if steps else ():
-        older = copied(one)
-        now = counts(older, names)
-        for key, step in steps.items():
-            now[key].set(type(now[key].value)(seen[1][key] + age * step))
-        yield older
+            seen.append(values(one, names))
+    if len(seen) == 2:
+        yield from (older for _, older in aged(one, names, *seen))
 
 
 def _pass(model: nn.Module, xs: Sequence[Tensor]) -> None:
