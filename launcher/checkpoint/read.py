@@ -46,7 +46,7 @@ from launcher.checkpoint.tensorfile.safetensors import (
     words,
 )
 from launcher.checkpoint.write import rank_files, saved_boxes
-from launcher.plan.settings.encryption import ANYONE, Trust
+from launcher.plan.resolve.encryption import ANYONE, Trust
 from launcher.plan.values.layout import Box
 from launcher.plan.values.tensor_spec import TensorSpec
 

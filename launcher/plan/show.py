@@ -15,8 +15,8 @@ from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.fit_terminal import PageRow, shares, shortened
 from launcher.plan.memory.fits_cluster import tightest
 from launcher.plan.plan import Plan
+from launcher.plan.resolve import compile
 from launcher.plan.schedule.timeline import text as drawn
-from launcher.plan.settings import compile
 from launcher.plan.show_operators import Rows, operator_rows, repeated
 from launcher.plan.show_prediction import prediction_rows
 from launcher.plan.time.traffic import KINDS

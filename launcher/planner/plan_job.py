@@ -27,9 +27,9 @@ from launcher.plan.cut import written_stages
 from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.plan import Plan, ask, leaves, plan
 from launcher.plan.refusals import optimizer
-from launcher.plan.settings import compile, dataset_strategy, device_matrix, recompute
-from launcher.plan.settings.device_matrix import over_slices
-from launcher.plan.settings.stage_config import StageRequest
+from launcher.plan.resolve import compile, dataset_strategy, device_matrix, recompute
+from launcher.plan.resolve.device_matrix import over_slices
+from launcher.plan.resolve.stage_config import StageRequest
 from launcher.plan.values.model_graph import ModelStructure
 from launcher.plan.values.module_names import listed
 from launcher.plan.values.note import Note
@@ -168,7 +168,7 @@ def _dataset_strategy_problems(job: Job, own: bool) -> list[Problem]:
 
     allow = job.security.allow
     specs = (*input_specs(job.data, 1, allow), target_spec(job.data, 1, allow))
-    problem = dataset_strategy.param_problems(strategy, tuple(len(s.shape) for s in specs))
+    problem = dataset_strategy.batch_shape_problem(strategy, tuple(len(s.shape) for s in specs))
     return [problem] if problem else []
 
 

@@ -17,9 +17,9 @@ from launcher.plan.cut.sequence_chunks import SequencePieces, grain
 from launcher.plan.plan import Plan
 from launcher.plan.refusals import evaluation
 from launcher.plan.refusals import model as model_refusals
-from launcher.plan.settings import compile, recompute
-from launcher.plan.settings.checkpoint import misnamed
-from launcher.plan.settings.stage_config import StageRequest
+from launcher.plan.resolve import compile, recompute
+from launcher.plan.resolve.checkpoint import misnamed
+from launcher.plan.resolve.stage_config import StageRequest
 from launcher.plan.tensor_parallel import strategies_of_layouts
 from launcher.plan.tensor_parallel.module_strategies import Operator, resolve, splits
 from launcher.plan.tensor_parallel.sharded_operators import TensorParallelPlan, uncalled

@@ -26,8 +26,8 @@ from launcher.job.schema.optim import (
 )
 from launcher.job.schema.user_class import Target
 from launcher.plan.plan import Plan
-from launcher.plan.settings.checkpoint import AVERAGE
-from launcher.plan.settings.encryption import trust
+from launcher.plan.resolve.checkpoint import AVERAGE
+from launcher.plan.resolve.encryption import trust
 from launcher.plan.values.note import Note
 from launcher.plan.values.optimizer import OptimizerTraits
 from launcher.plan.verbs import CHECKPOINT, loads, needs, reads_best, saves_on_ranks, starts, verb

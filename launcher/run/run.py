@@ -20,8 +20,8 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.launch import Launch
 from launcher.optional import drill_report, layout_search
 from launcher.plan.plan import Plan, impossible
+from launcher.plan.resolve.encryption import trust
 from launcher.plan.schedule.timeline import text as drawn
-from launcher.plan.settings.encryption import trust
 from launcher.plan.show import SHORT, short, text
 from launcher.plan.step_order import Phase, alone
 from launcher.plan.values.text import many

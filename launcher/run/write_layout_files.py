@@ -19,7 +19,7 @@ from launcher.job.schema.paths import RUN, place
 from launcher.optional import matrices, mindspore
 from launcher.plan.cut.stages import covers
 from launcher.plan.plan import Plan
-from launcher.plan.settings import rank_groups
+from launcher.plan.resolve import rank_groups
 from launcher.plan.tensor_parallel import operator_strategy_file
 from launcher.runtime import run_folder
 

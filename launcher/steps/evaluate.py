@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate
-from launcher.plan.settings.checkpoint import AVERAGED
+from launcher.plan.resolve.checkpoint import AVERAGED
 from launcher.runtime.training import loop
 from launcher.runtime.training.session import Session
 from launcher.steps import export, transform

@@ -48,8 +48,8 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.models import HuggingFace
 from launcher.job.schema.steps import Evaluate, Export, Transform
 from launcher.plan.plan import Plan
-from launcher.plan.settings.checkpoint import AVERAGED
-from launcher.plan.settings.encryption import Trust
+from launcher.plan.resolve.checkpoint import AVERAGED
+from launcher.plan.resolve.encryption import Trust
 from launcher.plan.values.module_names import listed
 from launcher.plan.values.precision import COMPUTE, DTYPE, HALF
 from launcher.plan.values.tensor_spec import TensorSpec

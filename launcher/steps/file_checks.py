@@ -17,7 +17,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.paths import BEST, RUN, TAKEN
 from launcher.job.schema.steps import Step
 from launcher.plan.plan import Plan
-from launcher.plan.settings.encryption import Trust, trust
+from launcher.plan.resolve.encryption import Trust, trust
 from launcher.plan.verbs import VERBS, output, reads_best
 from launcher.runtime import run_folder
 

@@ -10,7 +10,7 @@ from launcher.checkpoint.transform import is_checkpoint
 from launcher.checkpoint.verify import verify
 from launcher.errors import Problem
 from launcher.job.schema.steps import Verify
-from launcher.plan.settings.encryption import Trust
+from launcher.plan.resolve.encryption import Trust
 from launcher.plan.values.text import bytes_text, many
 from launcher.steps.file_checks import FileChecks, RunFiles
 

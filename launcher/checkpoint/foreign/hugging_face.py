@@ -32,7 +32,7 @@ from launcher.checkpoint.tensorfile.safetensors import (
     write_stream,
 )
 from launcher.checkpoint.transform import PEAK, Report
-from launcher.plan.settings.encryption import ANYONE, Trust
+from launcher.plan.resolve.encryption import ANYONE, Trust
 from launcher.plan.values.layout import Box
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.untrusted.files import RefusedFile, read_json, stands

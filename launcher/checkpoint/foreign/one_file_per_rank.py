@@ -17,7 +17,7 @@ from launcher.checkpoint.store import check_apart, check_destination
 from launcher.checkpoint.tensorfile.disk import WriteBehind
 from launcher.checkpoint.transform import PEAK, Report
 from launcher.optional import mindspore
-from launcher.plan.settings.encryption import ANYONE, Trust
+from launcher.plan.resolve.encryption import ANYONE, Trust
 
 STRATEGY = "strategy.json"
 """The file beside rank files that describes their layout."""

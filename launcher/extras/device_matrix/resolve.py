@@ -29,7 +29,7 @@ from launcher.extras.device_matrix.sharded_graph import ShardedGraph, sharded
 from launcher.extras.device_matrix.written_operator import Written
 from launcher.extras.device_matrix.written_strategies import read, unmatched
 from launcher.job.schema.job import Job
-from launcher.plan.settings.mode import searches
+from launcher.plan.resolve.mode import searches
 from launcher.plan.tensor_parallel.strategies_of_layouts import KEY as FILE
 from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.tensor_spec import TensorSpec
