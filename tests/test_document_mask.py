@@ -25,7 +25,7 @@ from launcher.job.schema.models import LanguageModel
 from launcher.parallel import grad_norm
 from launcher.parallel.deferred_init import fill
 from launcher.plan.plan import Plan
-from launcher.plan.show import text
+from launcher.plan.show.text import text
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop

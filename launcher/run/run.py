@@ -21,8 +21,8 @@ from launcher.job.schema.launch import Launch
 from launcher.optional import drill_report, layout_search
 from launcher.plan.plan import Plan, impossible
 from launcher.plan.resolve.encryption import trust
-from launcher.plan.schedule.timeline import text as drawn
-from launcher.plan.show import SHORT, short, text
+from launcher.plan.show.text import SHORT, short, text
+from launcher.plan.show.timeline import text as drawn
 from launcher.plan.step_order import Phase, alone
 from launcher.plan.values.text import many
 from launcher.plan.verbs import saves_on_ranks

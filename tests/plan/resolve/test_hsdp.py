@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.plan.show import text
+from launcher.plan.show.text import text
 from tests.plan.made import chain, job, planned, skeleton
 
 UNSHARDED = {

@@ -9,7 +9,7 @@ import pytest
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.plan.resolve.overlap import AT_THE_END, AT_USE
-from launcher.plan.show import text
+from launcher.plan.show.text import text
 from launcher.planner.plan_job import plan_job
 from tests.parity import job
 from tests.test_parity_tp import COLUMN, MEGATRON, SEQUENCE

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.plan.schedule import chart_axis
+from launcher.plan.show import chart_axis
 
 
 @given(st.floats(1e-12, 1e12))

@@ -12,9 +12,7 @@ from typing import Any
 from launcher.plan.schedule.lanes import Lane, Stretch, messages
 from launcher.plan.schedule.schedules import Action
 from launcher.plan.schedule.simulate import Event, Timeline
-from launcher.plan.schedule.timeline_svg import MANY, NAMES, svg
-
-__all__ = ["chrome", "svg", "text"]
+from launcher.plan.show.timeline_svg import MANY, NAMES
 
 GLYPHS = {"F": "0123456789", "B": "ABCDEFGHIJ", "I": "abcdefghij", "W": "w"}
 

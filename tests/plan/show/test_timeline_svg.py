@@ -9,8 +9,8 @@ import pytest
 
 from launcher.plan.schedule.lanes import Lane
 from launcher.plan.schedule.simulate import Timeline
-from launcher.plan.schedule.timeline_svg import MANY, ROW, svg
-from tests.plan.schedule.drawn import TIMELINES, drawn, every, lanes
+from launcher.plan.show.timeline_svg import MANY, ROW, svg
+from tests.plan.show.drawn import TIMELINES, drawn, every, lanes
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import json
 
-from launcher.plan.to_json import as_json
-from tests.plan.test_show import HUNDRED, hundred
+from launcher.plan.show.plan_json import as_json
+from tests.plan.show.test_text import HUNDRED, hundred
 
 
 def test_the_json_has_a_version_and_what_the_text_says() -> None:

@@ -9,7 +9,7 @@ from itertools import groupby
 from math import ceil, floor
 
 from launcher.plan.memory.memory_curves import MemoryCurve, MemoryPeriod
-from launcher.plan.schedule import chart_axis
+from launcher.plan.show import chart_axis
 from launcher.plan.values.text import bytes_text, many, spans
 
 GB = 1 << 30

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import cycle
 
-from launcher.plan.schedule import chart_axis as time_axis
 from launcher.plan.schedule.lanes import Lane, Stretch
 from launcher.plan.schedule.schedules import Kind
 from launcher.plan.schedule.simulate import Event, Timeline
+from launcher.plan.show import chart_axis as time_axis
 from launcher.plan.values.text import many, seconds_text
 
 NAMES: dict[Kind, str] = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}

@@ -34,10 +34,10 @@ def operator_rows(flow: TensorParallelPlan, output: Sequence[TensorSpec], ways: 
         yield "operators", f"together: {_sent([c for s in flow.spreads for c in s.comms])} a micro batch"
 
 
-def repeated(sent: Sequence[tuple[str, int]]) -> str:
+def collectives_text(sent: Sequence[tuple[str, int]]) -> str:
     """Returns collectives as text, if only their kinds and bytes are known.
 
-    >>> repeated([("all_reduce", 1024), ("all_reduce", 1024)])
+    >>> collectives_text([("all_reduce", 1024), ("all_reduce", 1024)])
     '2 all-reduces (2.0 KB)'
     """
     kinds = dict.fromkeys(op for op, _ in sent)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.plan.schedule.simulate import Timeline
-from launcher.plan.schedule.timeline import chrome, text
-from tests.plan.schedule.drawn import NOTHING, TIMELINES, drawn, every, lanes, split
+from launcher.plan.show.timeline import chrome, text
+from tests.plan.show.drawn import NOTHING, TIMELINES, drawn, every, lanes, split
 
 AFTER = (("gradients and weights on the network", 0.5), ("optimizer", 0.25))
 GOLDEN = {

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.plan.plan import Plan
-from launcher.plan.show import LEAST_LINES, SHORT, short, text
+from launcher.plan.show.text import LEAST_LINES, SHORT, short, text
 from launcher.plan.values.model_graph import Graph, ModelStructure
 from launcher.plan.values.note import Note
 from launcher.plan.values.recomputed_module import Recomputed

@@ -12,13 +12,13 @@ from launcher.optional import matrices
 from launcher.plan.communication.buckets_and_gathers import GatherGroup
 from launcher.plan.cut.stages import BoundaryTensor, Stage, covers
 from launcher.plan.cut.tensor_placement import Placed
-from launcher.plan.fit_terminal import PageRow, shares, shortened
 from launcher.plan.memory.fits_cluster import tightest
 from launcher.plan.plan import Plan
 from launcher.plan.resolve import compile
-from launcher.plan.schedule.timeline import text as drawn
-from launcher.plan.show_operators import Rows, operator_rows, repeated
-from launcher.plan.show_prediction import prediction_rows
+from launcher.plan.show.operators import Rows, collectives_text, operator_rows
+from launcher.plan.show.prediction import prediction_rows
+from launcher.plan.show.terminal import PageRow, shares, shortened
+from launcher.plan.show.timeline import text as drawn
 from launcher.plan.time.traffic import KINDS
 from launcher.plan.values.module_names import listed
 from launcher.plan.values.recomputed_module import Recomputed
@@ -204,7 +204,7 @@ def _recompute(plan: Plan) -> Rows:
         here = [r for r in plan.recomputed if single_stage or any(covers(m, r.module) for m in s.modules)]
         costs = [f"{bytes_text(cost.spared)} less", f"{cost.flops / max(s.flops, 1):.0%} of a forward more"]
         if cost.sent:
-            costs.append(f"{repeated(cost.sent)} again")
+            costs.append(f"{collectives_text(cost.sent)} again")
         rows.append((s.index, here, ", ".join(costs)))
 
     # one line for consecutive stages of the same cost; it groups modules that keep the same

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from launcher.plan.fit_terminal import PageRow, shares, shortened
+from launcher.plan.show.terminal import PageRow, shares, shortened
 
 WIDTH = 40
 
