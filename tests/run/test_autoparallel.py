@@ -20,10 +20,9 @@ from launcher.extras.mindspore.to_ours import to_strategy
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
-from launcher.plan.resolve import rank_groups
 from launcher.plan.tensor_parallel import operator_strategy_file
 from launcher.planner.plan_job import plan_job
-from launcher.run import write_layout_files
+from launcher.run import rank_groups, write_layout_files
 from launcher.runtime.training.metrics_file import read
 from tests.run.launching import losses, status
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from launcher.data.file_kinds import BadFile, by_start
 from launcher.data.tokens import megatron
-from launcher.data.tokens.megatron import TokenFile
+from launcher.data.tokens.token_file import TokenFile
 from launcher.errors import RunError
 from launcher.untrusted.files import opened
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from launcher.data.tokens.corpus import Corpus, corpus
-from launcher.data.tokens.megatron import TokenFile
+from launcher.data.tokens.token_file import TokenFile
 from launcher.errors import Problem
 from launcher.job.schema.data import Tokens
 from launcher.untrusted.files import opened

@@ -53,7 +53,6 @@ __all__ = [
     "encryption",
     "hsdp",
     "mode",
-    "rank_groups",
     "recompute",
     "stage_config",
     "transform_targets",

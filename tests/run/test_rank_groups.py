@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from launcher.parallel import mesh
 from launcher.plan.plan import Plan
-from launcher.plan.resolve import rank_groups as by_axis
 from launcher.planner.plan_job import plan_job
+from launcher.run import rank_groups as by_axis
 from launcher.runtime.cluster.world import World
 from tests.parity import job
 from tests.ranks import on_ranks
