@@ -12,7 +12,7 @@ from launcher.data.checks import check
 from launcher.data.cifar10_fallback import resolve as resolve_data
 from launcher.data.cifar10_fallback import with_data_read
 from launcher.data.spec import check_fit, classes, vocab
-from launcher.data.tokens.token_ids import partly_checked
+from launcher.data.tokens.vocab_range_check import partly_checked
 from launcher.data.vocab_size import with_vocabulary
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.components import foreign
@@ -83,7 +83,7 @@ def builder(job: Job) -> Build:
     return lambda: build_model(job.model, job.security.allow)
 
 
-def settled(job: Job) -> Resolved:
+def resolve_job(job: Job) -> Resolved:
     """Resolves the vocabulary from the data, and for ``debug.onerank`` the settings of one rank.
 
     One rank trains on the same batches: micro batches and the loss stay the same.
@@ -116,8 +116,8 @@ class CheckedRequest:
         return self.resolved.job
 
 
-def before_torch(resolved: Resolved, problems: Sequence[Problem] = ()) -> CheckedRequest:
-    """Reads the files of a ``settled`` job. ``problems``: those that are known already.
+def check_without_torch(resolved: Resolved, problems: Sequence[Problem] = ()) -> CheckedRequest:
+    """Reads the files of a resolved job. ``problems``: those that are known already.
 
     Raises ``RequestError`` with all problems that can be detected without torch.
     """
@@ -190,7 +190,7 @@ def plan_like(
 
     ``stages``: the stage of each module in the other plan; ``engine``: how it cuts operators.
     """
-    checked = before_torch(replace(settled(job), engine=engine))
+    checked = check_without_torch(replace(resolve_job(job), engine=engine))
     checked = replace(checked, stage_request=replace(checked.stage_request, like=stages))
     with planning():
         return plan_checked(checked, traces)

@@ -223,7 +223,7 @@ class TracedForward:
     pieces: SequencePieces | None = None
 
 
-def _settled(
+def _with_recomputation(
     operators: TensorParallelPlan,
     recomputed: tuple[Recomputed, ...],
     graph: Graph,
@@ -307,13 +307,13 @@ def follow(
         more = model_facts.one_sample_more(model, leaves, specs)
         refuse([*evaluation.shared(graph, more, request.sizes.micro_batch)])
     if leaves is None or count == 1:
-        return _settled(out, recomputed, graph, skeleton, not_repeated)
+        return _with_recomputation(out, recomputed, graph, skeleton, not_repeated)
 
     # trace one forward of each piece
     split = job.parallel.pipeline.seq_split
     lengths = sequence.cut(model, leaves, specs, count, split=split, step=grain(out, tp))
     out = propagate.flow_of_chunks(bare, out, tp, specs, lengths=lengths)
-    forward = _settled(out, recomputed, graph, skeleton, not_repeated)
+    forward = _with_recomputation(out, recomputed, graph, skeleton, not_repeated)
     return replace(forward, pieces=sequence.graphs(model, leaves, specs, graph, lengths=lengths))
 
 

@@ -172,7 +172,7 @@ def _too_few(data: Dataset, job: Job, sizes: Sizes) -> Iterator[Problem]:
 
 
 def _notes(data: Dataset, settings: Target) -> Iterator[Note]:
-    from launcher.data.torch_datasets.stream import IndexedStream
+    from launcher.data.torch_datasets.readers import IndexedStream
 
     if isinstance(data.train, IndexedStream):
         text = "a stream: each data-parallel rank reads all of it and keeps its own rows"

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from launcher.checkpoint.box_bytes import BUFFER
 from launcher.checkpoint.cast import numbers
-from launcher.checkpoint.chunked import BUFFER
 from launcher.checkpoint.layout.derive_strategy import sources
 from launcher.checkpoint.layout.shards import full_box, slabs
 from launcher.checkpoint.layout.strategy import Entry, Strategy

@@ -24,7 +24,7 @@ from launcher.parallel.model_state.state_across_passes import moved
 from launcher.parallel.trace.attribute_side_effects import SideChannels
 from launcher.parallel.trace.forward_observer import ForwardObserver, watching
 from launcher.parallel.trace.graph_recorder import Capture, GlueCall, Uncuttable, ambient, recording_calls
-from launcher.parallel.trace.run_on_values import InMemory, Observers, cast, run_module
+from launcher.parallel.trace.run_module import InMemory, Observers, cast, run_module
 from launcher.parallel.trace.state_between_forwards import unentangled
 from launcher.parallel.trace.tensor_specs import spec
 from launcher.plan.cut.stages import around, covers

@@ -19,7 +19,7 @@ from launcher.data.cifar10_fallback import with_data_read
 from launcher.data.file_digests import contents
 from launcher.data.open import open_data
 from launcher.data.source import Dataset
-from launcher.data.torch_datasets.stream import IndexedStream
+from launcher.data.torch_datasets.readers import IndexedStream
 from launcher.errors import RunError, refuse
 from launcher.job.schema.job import Job
 from launcher.job.schema.models import HuggingFace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.errors import RequestError
-from launcher.planner.plan_job import before_torch, settled
+from launcher.planner.plan_job import check_without_torch, resolve_job
 from tests.plan.made import job, words
 
 KEY = "parallel.dataset_strategy"
@@ -37,7 +37,7 @@ REFUSED = {
 def test_slices_that_cannot_be_handed_out_are_refused_and_the_cure_accepted(strategy: str) -> None:
     typed = [f"{KEY}={strategy}", "launch.nproc=4"]
     with pytest.raises(RequestError) as caught:
-        before_torch(settled(job(*typed)))
+        check_without_torch(resolve_job(job(*typed)))
     assert str(caught.value) == f"{KEY}: {REFUSED[strategy]}"
     if "try: " in REFUSED[strategy]:
-        before_torch(settled(job(*typed, *words(caught.value))))
+        check_without_torch(resolve_job(job(*typed, *words(caught.value))))

@@ -10,7 +10,7 @@ from launcher.errors import RequestError
 from launcher.plan.plan import ask
 from launcher.plan.resolve.transformer_opt import SWITCHES, rows
 from launcher.plan.values.resolved import SwitchesFile
-from launcher.planner.plan_job import before_torch, settled
+from launcher.planner.plan_job import check_without_torch, resolve_job
 from launcher.planner.request_files import inlined
 from tests.plan.made import chain, job, planned, refusal, skeleton, words
 
@@ -182,7 +182,7 @@ def test_a_file_is_read_and_a_wrong_line_of_it_named(tmp_path: Path) -> None:
     path = tmp_path / "parallel_speed_up.json"
     path.write_text(FILE)
     with pytest.raises(RequestError) as caught:
-        before_torch(settled(job(f"{KEY}={path}")))
+        check_without_torch(resolve_job(job(f"{KEY}={path}")))
     assert str(caught.value).splitlines() == [
         f"{KEY}: {path}:3: unknown switch 'recompute_comm_overlap', "
         "did you mean 'recomputation_communication_overlap'?",
@@ -191,14 +191,14 @@ def test_a_file_is_read_and_a_wrong_line_of_it_named(tmp_path: Path) -> None:
 
 
 def test_no_name_is_no_file() -> None:
-    there, found = inlined(settled(job(f"{KEY}=''")))
+    there, found = inlined(resolve_job(job(f"{KEY}=''")))
     assert (found, [*rows(there.job, ask(there.job).sizes, None)]) == ([], [])
 
 
 def test_a_file_means_the_same_as_its_keys(tmp_path: Path) -> None:
     path = tmp_path / "parallel_speed_up.json"
     path.write_text('{"computation_allgather_overlap": true}')
-    resolved, found = inlined(settled(job(f"{KEY}={path}")))
+    resolved, found = inlined(resolve_job(job(f"{KEY}={path}")))
     there = resolved.job
     assert found == []
     typed = job(f"{KEY}.computation_allgather_overlap=true")
@@ -209,11 +209,11 @@ def test_a_refused_switch_of_a_file_is_switched_off_beside_the_file(tmp_path: Pa
     path = tmp_path / "parallel_speed_up.json"
     path.write_text('{"grad_fa_allgather_overlap": true, "computation_allgather_overlap": true}')
     with pytest.raises(RequestError) as caught:
-        before_torch(settled(job(f"{KEY}={path}")))
+        check_without_torch(resolve_job(job(f"{KEY}={path}")))
     why = "attention gathers no keys or values here, so there is nothing to overlap"
     cure = f"{KEY}={path} {KEY}.grad_fa_allgather_overlap=false"
     assert str(caught.value) == f"{KEY}: grad_fa_allgather_overlap = true: {why} (try: {cure})"
-    resolved, found = inlined(settled(job(*words(caught.value))))
+    resolved, found = inlined(resolve_job(job(*words(caught.value))))
     there = resolved.job
     assert found == []
     assert [s.key for s in rows(there, ask(there).sizes, None)] == [f"{KEY}.computation_allgather_overlap"]
@@ -223,7 +223,7 @@ def test_keys_count_beside_a_file_and_win_over_its_own(tmp_path: Path) -> None:
     path = tmp_path / "parallel_speed_up.json"
     path.write_text('{"dataset_broadcast_opt_level": 2, "computation_allgather_overlap": false}')
     typed = job(f"{KEY}={path}", f"{KEY}.dataset_broadcast_opt_level=1", f"{KEY}.strict=true")
-    there, found = inlined(settled(typed))
+    there, found = inlined(resolve_job(typed))
     assert found == []
     assert there.switches_file == SwitchesFile(str(path), frozenset({"dataset_broadcast_opt_level", "strict"}))
     assert there.job.parallel.transformer_opt == {
@@ -236,18 +236,18 @@ def test_a_typed_strict_refuses_what_a_file_asks_for_by_half(tmp_path: Path) -> 
     path.write_text('{"enable_interleave_parallel_branch": true}')
     typed = [f"{KEY}={path}", f"{KEY}.strict=true"]
     with pytest.raises(RequestError) as caught:
-        before_torch(settled(job(*typed)))
+        check_without_torch(resolve_job(job(*typed)))
     name = "enable_interleave_parallel_branch"
     why = "strict: branches run one after the other, on one stream"
     assert str(caught.value) == f"{KEY}: {name} = true: {why} (try: {KEY}={path} {KEY}.{name}=false)"
-    before_torch(settled(job(*typed, *words(caught.value))))
+    check_without_torch(resolve_job(job(*typed, *words(caught.value))))
 
 
 def test_a_wrong_key_beside_a_file_is_refused_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "parallel_speed_up.json"
     path.write_text("{}")
     with pytest.raises(RequestError) as caught:
-        before_torch(settled(job(f"{KEY}={path}", f"{KEY}.strikt=true")))
+        check_without_torch(resolve_job(job(f"{KEY}={path}", f"{KEY}.strikt=true")))
     assert str(caught.value).startswith(f"{KEY}.strikt: unknown switch, did you mean 'strict'?")
 
 
@@ -266,5 +266,5 @@ def test_files_that_are_no_parallel_speed_up_json_are_refused(tmp_path: Path, co
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(RequestError) as caught:
-        before_torch(settled(job(f"{KEY}={path}")))
+        check_without_torch(resolve_job(job(f"{KEY}={path}")))
     assert str(caught.value) == f"{KEY}: {path}{why}"

@@ -12,7 +12,7 @@ from torch import nn
 
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
-from launcher.parallel.trace.run_on_values import zeros
+from launcher.parallel.trace.run_module import zeros
 from launcher.planner.plan_job import plan_job
 from tests.parity import assert_parity, own
 

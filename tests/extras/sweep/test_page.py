@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from launcher.extras.sweep import report
+from launcher.extras.sweep import page as sweep_page
 from launcher.extras.sweep.cell_process import CellResult
 from launcher.extras.sweep.ranking import Results, ranked_results
 from launcher.job.sweep_grid import Cell
@@ -45,7 +45,7 @@ def pictures(page: str) -> list[ElementTree.Element]:
 
 
 def test_the_report_lists_the_best_cell_first_and_escapes_markup():
-    page = report.page("0001", some(), False, ["summary.csv"])
+    page = sweep_page.page("0001", some(), False, ["summary.csv"])
     rows = [re.sub("<[^>]+>", " ", row) for row in re.findall("<tr>.*?</tr>", page, re.DOTALL)]
     assert [row.split()[:3] for row in rows][:2] == [
         ["cell", "optim.lr", "parallel.pipeline.scheduler"],
@@ -60,7 +60,7 @@ def test_the_report_lists_the_best_cell_first_and_escapes_markup():
 
 
 def test_a_line_leads_from_each_cells_settings_to_its_metric():
-    coordinates, losses = pictures(report.page("0001", some(), False, []))
+    coordinates, losses = pictures(sweep_page.page("0001", some(), False, []))
     lines = [p for p in coordinates.iter(f"{SVG}path") if p.find(f"{SVG}title") is not None]
     assert [p.find(f"{SVG}title").text for p in lines][-1] == "5-2.43-gpipe: val_loss 2.5"  # the best is on top
     assert len(lines) == 6
@@ -77,17 +77,17 @@ def test_a_line_leads_from_each_cells_settings_to_its_metric():
 
 @pytest.mark.parametrize("count", [0, 1], ids=["none", "one"])
 def test_there_is_nothing_to_compare_with_one_cell(count):
-    assert len(pictures(report.page("0001", some(count), True, []))) == count
-    assert 'http-equiv="refresh"' in report.page("0001", some(count), True, [])
+    assert len(pictures(sweep_page.page("0001", some(count), True, []))) == count
+    assert 'http-equiv="refresh"' in sweep_page.page("0001", some(count), True, [])
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
 def test_a_browser_draws_it(tmp_path: Path):
-    report.write(tmp_path, some(), False, ["summary.csv"])
+    sweep_page.write(tmp_path, some(), False, ["summary.csv"])
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1240,1400"]
     shot = tmp_path / "page.png"
     subprocess.run(
-        [*command, f"--screenshot={shot}", f"file://{tmp_path / report.REPORT_FILE}"], check=True, timeout=60
+        [*command, f"--screenshot={shot}", f"file://{tmp_path / sweep_page.REPORT_FILE}"], check=True, timeout=60
     )
     picture = Image.open(shot).convert("RGB")
     for top, bottom in ((120, 420), (460, 900)):  # the settings that lead to the metric, then the curves of the losses

@@ -1,4 +1,4 @@
-"""Records the changes that a forward makes to weights, if they would make ranks train other numbers.
+"""Compares the copies of weights with which a step computes to the stored weights.
 
 A step may compute with copies of the stored weights: gathered shards, half precision. The optimizer updates
 the stored weights, so changes of a copy would be lost.

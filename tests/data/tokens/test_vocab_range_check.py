@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from launcher.data.checks import check
-from launcher.data.tokens import token_ids
+from launcher.data.tokens import vocab_range_check
 from launcher.job.schema.data import Tokens
 from launcher.planner.plan_job import plan_job
 from tests.data.token_bytes import little, llm_c, megatron, own
@@ -55,7 +55,7 @@ def test_negative_ids_have_no_cure(tmp_path):
 
 
 def test_ids_that_a_header_or_a_dtype_bounds_are_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_ids, "opened", None)
+    monkeypatch.setattr(vocab_range_check, "opened", None)
     (tmp_path / "a.tokens").write_bytes(own(ids(7), 300))
     (tmp_path / "b.bin").write_bytes(little("H", ids(7)))
     assert problems(tmp_path / "a.tokens", vocab_size=None) == []
@@ -63,8 +63,8 @@ def test_ids_that_a_header_or_a_dtype_bounds_are_not_read(tmp_path, monkeypatch)
 
 
 def test_of_large_files_a_part_is_read_and_the_plan_says_which(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_ids, "READ", 4000)
-    monkeypatch.setattr(token_ids, "BLOCK", 400)
+    monkeypatch.setattr(vocab_range_check, "READ", 4000)
+    monkeypatch.setattr(vocab_range_check, "BLOCK", 400)
     path, tokens = tmp_path / "a.bin", np.arange(20_000, dtype="<u2") % 300
     path.write_bytes(tokens.tobytes())
     assert problems(path) == []
@@ -84,12 +84,12 @@ def test_of_large_files_a_part_is_read_and_the_plan_says_which(tmp_path, monkeyp
 
 
 def test_a_file_is_read_in_blocks_and_read_again_only_if_it_changed(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_ids, "BLOCK", 64)
+    monkeypatch.setattr(vocab_range_check, "BLOCK", 64)
     path = tmp_path / "a.bin"
     path.write_bytes(little("H", ids(7, count=1000)))
     assert problems(path) == []
-    before = token_ids._range.cache_info().misses
+    before = vocab_range_check._range.cache_info().misses
     assert problems(path) == []
-    assert token_ids._range.cache_info().misses == before
+    assert vocab_range_check._range.cache_info().misses == before
     path.write_bytes(little("H", ids(300, at=999, count=1000)))
     assert problems(path)[0].startswith("data.vocab_size: 300: token 999 of a.bin is 300")

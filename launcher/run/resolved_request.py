@@ -12,7 +12,7 @@ from launcher.job.schema.data import Chat, Text
 from launcher.job.schema.job import Job
 from launcher.plan.values.note import Note
 from launcher.plan.values.resolved import Resolved
-from launcher.planner.plan_job import settled
+from launcher.planner.plan_job import resolve_job
 from launcher.run import launch, memory_check, resume, status_record
 from launcher.run.resume import with_last_checkpoint
 from launcher.runtime import run_folder
@@ -37,7 +37,7 @@ def open_ended(job: Job) -> bool:
 
 
 @dataclass(frozen=True)
-class Settled:
+class ResolvedRequest:
     """A resolved request.
 
     ``config``: the complete request as YAML, for the run folder; empty if the request is only shown.
@@ -64,16 +64,16 @@ class Settled:
         return self.job.checkpoint.resume == "never"
 
 
-def settle(request: Request, others: FollowerRanks | None, shown: bool = False) -> Settled:
+def resolve_request(request: Request, others: FollowerRanks | None, shown: bool = False) -> ResolvedRequest:
     """Resolves a request. Raises ``RequestError`` if the folder of an earlier start cannot be read.
 
     ``others``: the ranks of an outer launcher. ``shown``: the request is only shown and may run on another
     machine, so the ranks of an outer launcher and the results of earlier starts do not matter.
     """
-    first, overrides = settled(request.job), request.overrides
+    first, overrides = resolve_job(request.job), request.overrides
     if shown:
         job = memory_check.with_device_memory(first.job)
-        return Settled(job, "", overrides, None, (), vocabulary_from=first.vocabulary_from)
+        return ResolvedRequest(job, "", overrides, None, (), vocabulary_from=first.vocabulary_from)
     from launcher.job.cures.report import as_yaml  # imports Hydra, which joining ranks do not need
 
     config, outer = as_yaml(request.data), launch.outer_size()
@@ -83,7 +83,7 @@ def settle(request: Request, others: FollowerRanks | None, shown: bool = False) 
     done = _done(job, config, overrides)
     job, finished = with_last_checkpoint(job)
     notes = (*launch.elastic_notes(requested, here), *finished)
-    return Settled(job, config, overrides, outer, done, notes, vocabulary_from=first.vocabulary_from)
+    return ResolvedRequest(job, config, overrides, outer, done, notes, vocabulary_from=first.vocabulary_from)
 
 
 def run_location(job: Job) -> tuple[str, Path]:

@@ -22,7 +22,7 @@ Fill = Callable[[Box, npt.NDArray[Any]], None]
 """Copies the elements of a box (global indices) into an array of the form that ``words`` returns."""
 
 
-def gathered(box: Box, dtype: str, fill: Fill) -> Iterator[memoryview]:
+def stream_box(box: Box, dtype: str, fill: Fill) -> Iterator[memoryview]:
     """Yields the bytes of ``box``, in order; ``fill`` reads them.
 
     All chunks share one buffer, so a caller must use a chunk before it takes the next one.
@@ -34,6 +34,6 @@ def gathered(box: Box, dtype: str, fill: Fill) -> Iterator[memoryview]:
         yield buffer[: spec.nbytes].data
 
 
-def slices(box: Box) -> tuple[slice | EllipsisType, ...]:
+def box_index(box: Box) -> tuple[slice | EllipsisType, ...]:
     """Returns the index of ``box``. It ends with ``...``, so that a 0-d tensor gives an array too."""
     return *(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True)), ...
