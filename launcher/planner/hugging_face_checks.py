@@ -66,7 +66,7 @@ SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Role:
+class NumberBounds:
     """The values that numbers of these names may have. A number in a list has the name of the list."""
 
     names: re.Pattern[str]
@@ -76,19 +76,19 @@ class Role:
 
 
 ROLES = (
-    Role(
+    NumberBounds(
         re.compile(r"num_hidden_layers|(num|n)_layers?|(en|de)coder_layers|((en|de)coder_)?depths?"),
         1, MOST_LAYERS, "a model has 1 to {most} layers",
     ),
-    Role(
+    NumberBounds(
         re.compile(
             r"(\w+_)?(num|n)_\w*(blocks?|layers?|experts|stages|codebooks|inputs|branches|levels|groups)"
         ),
         0, MOST, "a model has at most {most} of these",
     ),
-    Role(re.compile(r"\w*(layers?|depths?)"), -MOST, MOST, "a model has at most {most} of these"),
-    Role(re.compile(r"(num|n)_(labels|classes)"), 0, MOST_LABELS, "at most {most} labels are built"),
-    Role(
+    NumberBounds(re.compile(r"\w*(layers?|depths?)"), -MOST, MOST, "a model has at most {most} of these"),
+    NumberBounds(re.compile(r"(num|n)_(labels|classes)"), 0, MOST_LABELS, "at most {most} labels are built"),
+    NumberBounds(
         re.compile(
             r"\w*(size|sizes|dims?|positions?|position_embeddings|embd|inner|width|height|channels|features"
             r"|heads?|length|len|ctx|vocab|kernel|rank)|(\w+_)?(num|n)_(?!param)\w+"
@@ -97,7 +97,7 @@ ROLES = (
     ),
 )  # fmt: skip
 """The first role whose names match counts. Published models have up to 10 485 760 positions."""
-LARGEST = Role(re.compile(""), -(1 << 40), 1 << 40, "it is not a model size")
+LARGEST = NumberBounds(re.compile(""), -(1 << 40), 1 << 40, "it is not a model size")
 """The role of all other numbers, such as the base of rotary embeddings."""
 IMPLEMENTATION = "_implementation"
 """Keys with this in their name choose a kernel, which transformers downloads if it is a name on the hub."""
@@ -237,7 +237,7 @@ def _beyond_list(key: str, name: str, values: Sequence[Any]) -> Iterator[str]:
             yield f"{key} has {total} layers in all; {ROLES[0].text.format(most=MOST_LAYERS)}"
 
 
-def _role(name: str) -> Role:
+def _role(name: str) -> NumberBounds:
     return next((role for role in ROLES if role.names.fullmatch(name)), LARGEST)
 
 

@@ -185,7 +185,7 @@ def _on_ranks(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
         port=launch.port,
         threads=launch.threads,
         on_message=hear,
-        share=partial(rank_entry_points.shared, todo),
+        share=partial(rank_entry_points.with_shared_models, todo),
         polls=launch.signal_save,
     )
     return done[0]

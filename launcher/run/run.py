@@ -354,7 +354,7 @@ def _submit(ready: Prepared, command: Sequence[str], folder: Path) -> dict[str, 
     assert ready.plan is not None
     with _reopen(ready.settled, folder) as record:
         _describe(ready, command, record)
-        message, more = submit_to_cluster.hand_over(ready.settled.job, ready.plan, folder)
+        message, more = submit_to_cluster.submit(ready.settled.job, ready.plan, folder)
         record.say("submitted" if more else "written", **more)
     say(f"{short(ready.plan)}\n{message}")
     return {}

@@ -158,9 +158,9 @@ def texts(step: Export, job: Job, kept: str) -> dict[str, str]:
     """Files to generate: the config of the model as trained; ``kept``: the dtype of the run's weights."""
     if not isinstance(job.model, HuggingFace) or not generated_files(step, job):
         return {}
-    from launcher.models.hugging_face import config_text
+    from launcher.models.hugging_face import exported_config_json
 
-    return {CONFIG: config_text(job.model, dtype_of(step, job)("", kept))}
+    return {CONFIG: exported_config_json(job.model, dtype_of(step, job)("", kept))}
 
 
 SUMS = ("float32", "float64")

@@ -26,7 +26,7 @@ from launcher.steps.model.shared_construction import SharedMetaModels
 from launcher.steps.sent_to_ranks import RankSteps
 
 
-def shared(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
+def with_shared_models(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
     """The work of every rank; constructs the models once, before the ranks are forked."""
     drawn = SharedMetaModels()
     for name in todo.names:

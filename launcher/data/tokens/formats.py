@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from launcher.data.file_kinds import BadFile, by_start
+from launcher.data.file_kinds import BadFile, kind_by_start
 from launcher.data.tokens import megatron
 from launcher.data.tokens.token_file import TokenFile
 from launcher.errors import RunError
@@ -161,7 +161,7 @@ def token_file(path: Path, dtype: str) -> TokenFile:
         return with_header(path, start, size)
 
     # two bytes that match a signature could be a token
-    kind = by_start(start, least=4)
+    kind = kind_by_start(start, least=4)
     if kind is not None:
         raise BadFile(f"{kind.kind} by its first bytes, not tokens alone: {READ}")
     return without_header(path, start, size, dtype)

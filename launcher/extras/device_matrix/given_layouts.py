@@ -172,7 +172,7 @@ def _dividing(layout: TensorLayout, axes: Mapping[str, tuple[int, ...]], size: i
     return tuple(out)
 
 
-def taken(
+def operand_layouts(
     graph: OpGraph, rules: Sequence[OpRule | None], written: Sequence[Written]
 ) -> dict[int, TensorLayout]:
     """The layouts in which operators with written strategies take values; the first one of each value."""

@@ -14,7 +14,7 @@ from launcher.extras.device_matrix.given_layouts import (
     conflicts,
     followed,
     input_layouts,
-    taken,
+    operand_layouts,
     used,
 )
 from launcher.extras.device_matrix.hsdp import ShardedParam, at_rest
@@ -332,7 +332,7 @@ def _stage(
     # a search takes the model's inputs in the layouts of their users, unless the request sets their layouts
     free = place.index == 0 and _searched(resolved) and isinstance(job.parallel.dataset_strategy, str)
     known_layouts = {} if free else dict(zip(graph.inputs, arrive, strict=True))
-    of_file, wrong = _of_file(job, graph, file, taken(graph, rules, written))
+    of_file, wrong = _of_file(job, graph, file, operand_layouts(graph, rules, written))
     problems += wrong
     known_layouts |= of_file
     known_layouts |= {v: known[name] for name, v in graph.params if name in known}

@@ -138,7 +138,7 @@ AS_REQUESTED = "as requested"
 
 
 @dataclass
-class Space:
+class SearchSpace:
     """The possible ``layouts`` of a request, and the number of the others by reason."""
 
     layouts: list[LayoutCandidate]
@@ -146,11 +146,11 @@ class Space:
     out: Counter[str] = field(default_factory=Counter)
 
 
-def space(job: Job) -> Space:
+def space(job: Job) -> SearchSpace:
     """All layouts that ``search.over`` leaves open; other settings keep their values."""
     open_ = _Open(job)
     named = Candidates(open_.operators(), open_.recompute())
-    search_space = Space([], named)
+    search_space = SearchSpace([], named)
     for tp in open_.tps():
         for operators in open_.operators_of(tp, named.operators, search_space.out):
             for stages in open_.stages(tp):
@@ -159,7 +159,9 @@ def space(job: Job) -> Space:
     return search_space
 
 
-def _of_grid(open_: _Open, tp: int, operators: str, stages: int, space: Space) -> Iterator[LayoutCandidate]:
+def _of_grid(
+    open_: _Open, tp: int, operators: str, stages: int, space: SearchSpace
+) -> Iterator[LayoutCandidate]:
     """The layouts with these degrees of tp and pipeline stages."""
     world, batch = open_.world, open_.job.train.batch_size
     if world % (stages * tp):

@@ -47,7 +47,7 @@ class ResultsWriter:
             return
         try:
             ranked = self._results(results, forecasts)
-            summary.write(self._folder, ranked, {})
+            summary.write_csv(self._folder, ranked, {})
             if has("run_page"):
                 page.write(self._folder, ranked, running=True)
         except OSError as error:
@@ -64,7 +64,7 @@ class ResultsWriter:
         """
         ranked = self._results(results, forecasts)
         off = self._gaps(results) if self._settings.certify else {}
-        summary.write(self._folder, ranked, off)
+        summary.write_csv(self._folder, ranked, off)
         files = [summary.CSV, *self._best(ranked)]
         if has("run_page"):
             page.write(self._folder, ranked, running=False, files=files)

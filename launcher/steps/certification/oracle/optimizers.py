@@ -22,7 +22,7 @@ from launcher.job.schema.user_class import Target
 from launcher.job.targets import build
 
 
-def apart(model: nn.Module) -> frozenset[nn.Parameter]:
+def adamw_matrices(model: nn.Module) -> frozenset[nn.Parameter]:
     """Matrices that AdamW updates: embedding tables, and the head.
 
     The head is the last linear module outside of any list or dictionary of modules.

@@ -113,7 +113,7 @@ class ReferenceTraining:
 
     def _optimizer(self) -> torch.optim.Optimizer:
         optim, low = self.job.optim, self._precision in models.LOW
-        apart = optimizers.apart(self.models[0])
+        apart = optimizers.adamw_matrices(self.models[0])
         return optimizers.optimizer(optim, self._trained(), self.job.security.allow, apart, low)
 
     def _trained(self) -> optimizers.Named:
