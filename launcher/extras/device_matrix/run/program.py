@@ -23,11 +23,6 @@ from launcher.plan.values.layout import Box
 REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
-def rows_of(plans: Iterable[Redistribution]) -> tuple[Rows, ...]:
-    """Return the distinct rows of stage ranks that the plans' collectives need."""
-    return tuple(dict.fromkeys(step.rows for plan in plans for step in plan.steps if step.op != "slice"))
-
-
 @dataclass(frozen=True)
 class StageGroups:
     """A rank's process groups in its stage.
