@@ -221,7 +221,7 @@ def _beyond(config: Mapping[str, Any]) -> Iterator[str]:
             if IMPLEMENTATION in f"{key}." and "/" in value:
                 yield f"{key} is {value}: the launcher runs no downloaded kernels"
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            role = _role(name)
+            role = _bounds(name)
             if role is LARGEST and isinstance(value, float):
                 continue  # such as an infinite limit
             if not role.least <= value <= role.most:
@@ -231,13 +231,13 @@ def _beyond(config: Mapping[str, Any]) -> Iterator[str]:
 def _beyond_list(key: str, name: str, values: Sequence[Any]) -> Iterator[str]:
     if len(values) > MOST:
         yield f"{key} lists {len(values)} values; at most {MOST} are read"
-    elif _role(name) is ROLES[0]:  # the layers of each stage
+    elif _bounds(name) is ROLES[0]:  # the layers of each stage
         counts = [value for value in values if isinstance(value, int) and value <= MOST_LAYERS]
         if (total := sum(counts)) > MOST_LAYERS:
             yield f"{key} has {total} layers in all; {ROLES[0].text.format(most=MOST_LAYERS)}"
 
 
-def _role(name: str) -> NumberBounds:
+def _bounds(name: str) -> NumberBounds:
     return next((role for role in ROLES if role.names.fullmatch(name)), LARGEST)
 
 

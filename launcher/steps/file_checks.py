@@ -61,6 +61,13 @@ class FileChecks:
         """Returns true if ``path`` is named and can be checked now."""
         return path is not None and not self.later(path)
 
+    def source_problems(self, src: str | None, look: Callable[[Path], object]) -> list[Problem]:
+        """The errors that ``look`` raises for ``src``; none if earlier steps have yet to write it."""
+        if src is None or self.later(src):
+            return []
+        path = Path(src)
+        return self.problems("src", lambda: look(path))
+
     def problems(self, field: str, look: Look) -> list[Problem]:
         """The errors that ``look`` raises, as problems of the setting ``field``."""
         try:

@@ -17,10 +17,7 @@ from launcher.steps.file_checks import FileChecks, RunFiles
 
 def check(step: Verify, at: FileChecks) -> list[Problem]:
     """Checks only that the checkpoint can be opened; the step itself checks the rest."""
-    if step.src is None or at.later(step.src):
-        return []
-    src = Path(step.src)
-    return at.problems("src", lambda: _check_openable(src, at.trust))
+    return at.source_problems(step.src, lambda src: _check_openable(src, at.trust))
 
 
 def _check_openable(folder: Path, trust: Trust) -> None:

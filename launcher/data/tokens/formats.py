@@ -279,7 +279,7 @@ class TokenWriter:
                     os.fsync(file.fileno())
             if kind is None:
                 self._new.replace(self.path)
-                _sync(self.path.parent)
+                sync(self.path.parent)
         finally:
             self._new.unlink(missing_ok=True)
 
@@ -288,7 +288,7 @@ class TokenWriter:
         return TokenHeader(self.itemsize, self.tokens, self.vocab_size, self.end_of_document, digest)
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
     """Syncs the names in ``folder`` to disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -12,7 +12,7 @@ from launcher.job.schema.objective import figure
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.setting import Setting
 from launcher.plan.values.text import many
-from launcher.plan.verbs import reads_best, verb
+from launcher.plan.verbs import reads_best, trains, verb
 
 STOP, BEST = "train.early_stop", "checkpoint.best"
 WORDS = ("accuracy", "perplexity")
@@ -35,7 +35,7 @@ def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
         if metric not in known:
             text = f"{metric}: is not a metric of this run; use one of {', '.join(known)}"
             yield Problem(key, text, _cure(job, key, metric, known))
-        elif job.train.eval_every is None and _trains(job):
+        elif job.train.eval_every is None and trains(job):
             every = max(1, (sizes.steps if sizes else VALIDATIONS) // VALIDATIONS)
             text = f"{metric}: is read after validations, but no validation runs during training"
             yield Problem(key, text, f"train.eval_every={every}")
@@ -74,7 +74,3 @@ def rows(job: Job) -> Iterator[Setting]:
         why = f"after a validation with the {least} value so far"
         why += " a checkpoint is saved and kept beside the newest"
         yield Setting(BEST, best, "applied", why)
-
-
-def _trains(job: Job) -> bool:
-    return any(s.kind == "train" for s in job.steps.values())

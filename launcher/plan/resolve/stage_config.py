@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from launcher.errors import Problem, RequestError
+from launcher.job.schema.base import yaml_text
 from launcher.job.schema.job import Job
 from launcher.plan import resolve
 from launcher.plan.balance.balance import balanced_stages
@@ -176,7 +177,7 @@ def _too_few(job: Job, sizes: Sizes, model: TracedModel, groups: Sequence[tuple[
         if virtual is None or virtual > len(groups):
             continue
         if _as_far(model.skeleton, sizes.virtual, virtual, grouped):
-            words = [f"{pipeline.KEY}.{name}={_typed(value)}" for name, value in changed.items()]
+            words = [f"{pipeline.KEY}.{name}={yaml_text(value)}" for name, value in changed.items()]
             return Problem(f"{pipeline.KEY}.{key}", text, " ".join(words))
     return Problem(f"{pipeline.KEY}.stages", f"{text}; use fewer stages")
 
@@ -221,7 +222,3 @@ def _as_far(skeleton: ModelStructure, now: int, then: int, grouped: bool) -> boo
     return (
         not grouped or then == 1 or uncut_modules.units(skeleton, now) == uncut_modules.units(skeleton, then)
     )
-
-
-def _typed(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

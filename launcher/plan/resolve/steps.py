@@ -17,7 +17,7 @@ from launcher.plan.resolve import transform_targets
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.note import Note
 from launcher.plan.values.text import many
-from launcher.plan.verbs import evaluates
+from launcher.plan.verbs import evaluates, trains
 
 
 def problems(job: Job, sizes: Sizes | None) -> list[Problem]:
@@ -46,7 +46,7 @@ def _held_out(job: Job) -> Iterator[Problem]:
     """Yields a problem if steps read held-out samples although the request reserves none."""
     with_inputs = [n for n, s in job.steps.items() if isinstance(s, Predict) and s.inputs is not None]
     readers = [n for n, s in job.steps.items() if evaluates(s) and n not in with_inputs]
-    if job.train.eval_every is not None and _trains(job):
+    if job.train.eval_every is not None and trains(job):
         readers.append("train.eval_every")
     if readers and getattr(job.data, "val_fraction", None) == 0 and getattr(job.data, "val", None) is None:
         text = f"0: leaves no held-out samples for {', '.join(readers)}"
@@ -59,7 +59,7 @@ def _decay(job: Job) -> Iterator[Problem]:
     A training that is all warm-up has no decay, so that is no problem here.
     """
     schedule, steps = job.schedule, job.train.steps
-    if not _trains(job) or not isinstance(schedule, WSD) or steps is None or schedule.warmup_steps >= steps:
+    if not trains(job) or not isinstance(schedule, WSD) or steps is None or schedule.warmup_steps >= steps:
         return
     decay, after_warmup = schedule.decay(steps), steps - schedule.warmup_steps
     if decay > after_warmup:
@@ -73,13 +73,9 @@ def _decay(job: Job) -> Iterator[Problem]:
         yield Problem(f"schedule.{key}", text, f"schedule.decay_steps={after_warmup}")
 
 
-def _trains(job: Job) -> bool:
-    return any(s.kind == "train" for s in job.steps.values())
-
-
 def idle(job: Job, steps: int) -> Iterator[Note]:
     """Yields notes on settings that have no effect in a training of ``steps`` steps."""
-    if not _trains(job):
+    if not trains(job):
         return
     yield from _rates(job.schedule, steps)
     train, ends = job.train, f"which ends after {many(steps, 'step')}"

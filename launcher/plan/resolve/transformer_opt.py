@@ -9,6 +9,7 @@ from shlex import quote
 from typing import Any, Literal
 
 from launcher.errors import Problem
+from launcher.job.schema.base import yaml_text
 from launcher.job.schema.job import Job
 from launcher.job.schema.misspelled import did_you_mean
 from launcher.plan.communication.buckets_and_gathers import Communication
@@ -100,21 +101,21 @@ def wrong(values: Mapping[str, Any], where: Callable[[str], str] | None = None) 
         elif expected is None:
             yield Problem(KEY, f"{where(name)}: unknown switch {name!r}{_hint(name)}")
         else:
-            yield Problem(KEY, f"{where(name)}: {name} = {_written(value)}: should be {expected}")
+            yield Problem(KEY, f"{where(name)}: {name} = {yaml_text(value)}: should be {expected}")
     if len(bad) > SHOWN:
         yield Problem(KEY, f"{len(bad) - SHOWN} more of its {len(values)} entries are wrong")
 
 
 def _misfit(name: str, value: Any, expected: str) -> Problem:
     key, off = f"{KEY}.{name}", "0" if expected == LEVEL else "false"
-    return Problem(key, f"{_written(value)}: should be {expected}", quote(f"{key}={off}"))
+    return Problem(key, f"{yaml_text(value)}: should be {expected}", quote(f"{key}={off}"))
 
 
 def _unknown(name: str, value: Any) -> Problem:
     key, meant = f"{KEY}.{name}", _meant(name)
     words = [f"'~{key}'"]
     if meant is not None:
-        words.append(f"{KEY}.{meant}={_written(value)}")
+        words.append(f"{KEY}.{meant}={yaml_text(value)}")
     return Problem(key, f"unknown switch{_hint(name)}", " ".join(words))
 
 
@@ -134,10 +135,6 @@ def _fits(expected: str, value: Any) -> bool:
         return type(value) is int and 0 <= value <= 3
     named = expected == NAMES and isinstance(value, str) and input_gradients.known(value)
     return isinstance(value, bool) or named
-
-
-def _written(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def switches_of(job: Job) -> Mapping[str, Any]:
@@ -250,7 +247,9 @@ def switches(job: Job, sizes: Sizes, fused: Communication | None) -> tuple[Switc
     """Returns every switch that is on, in MindSpore's order; ``fused``: the fused collectives, if known."""
     values = switches_of(job)
     on = [n for n in SWITCHES if n in values and (n == BROADCAST or values[n] not in (False, 0))]
-    return tuple(Switch(n, _written(values[n]), *_outcome(n, values[n], job, sizes, fused=fused)) for n in on)
+    return tuple(
+        Switch(n, yaml_text(values[n]), *_outcome(n, values[n], job, sizes, fused=fused)) for n in on
+    )
 
 
 def _outcome(name: str, value: Any, job: Job, sizes: Sizes, *, fused: Communication | None) -> SwitchOutcome:
