@@ -247,7 +247,7 @@ def _version() -> str:
 
 def _help(args: Args) -> str:
     """Returns the help, or the help on each word of the command line that sets nothing."""
-    from launcher.job.args import HEAD, usage
+    from launcher.job.usage import HEAD, usage
 
     names = [word for word in args.overrides if "=" not in word]
     if not names:

@@ -76,6 +76,7 @@ HELP = {
     "job.config_folders",
     "job.schema",
     "job.schema.redact",
+    "job.usage",
     "optional",
     "runtime",
     "runtime.cluster",

@@ -6,9 +6,9 @@ import json
 from itertools import product
 from pathlib import Path
 
-from launcher.plan.settings import device_matrix, pipeline
-from launcher.plan.settings.device_matrix import choose_engine
-from launcher.plan.settings.grid import sizes
+from launcher.plan.resolve import device_matrix, pipeline
+from launcher.plan.resolve.device_matrix import choose_engine
+from launcher.plan.resolve.grid import sizes
 from tests.compatibility import LAYOUTS, SCHEDULES, TIES, TRIED, Cell, job_of_cell, once
 
 GOLDEN = Path(__file__).parent / "golden/compatibility.json"

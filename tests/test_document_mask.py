@@ -25,12 +25,12 @@ from launcher.job.schema.models import LanguageModel
 from launcher.parallel import grad_norm
 from launcher.parallel.deferred_init import fill
 from launcher.plan.plan import Plan
-from launcher.plan.show import text
+from launcher.plan.show.text import text
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop
 from launcher.steps.certification.compare import pieces
-from launcher.steps.model import build_session, held_out_loss
+from launcher.steps.model import build_session, evaluate_in_one_process
 from tests.parity import Step, assert_same, build, job, outcome, place, plain
 from tests.parity.reference import Outcome
 from tests.ranks import DRAWN, on_ranks
@@ -206,7 +206,7 @@ def test_evaluation_and_metrics_count_real_tokens(corpus, packing, tmp_path):
     want = {"val_loss": loss, "val_perplexity": math.exp(loss), "val_accuracy": torch.cat(right).double().mean().item()}
     for got in on_ranks(4, rank_validate, j, plan, tmp_path):
         assert {name: got[name] for name in want} == pytest.approx(want, rel=1e-12)
-    assert held_out_loss.held_out(model, j, None)["loss"] == pytest.approx(loss, rel=1e-12)
+    assert evaluate_in_one_process.held_out(model, j, None)["loss"] == pytest.approx(loss, rel=1e-12)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

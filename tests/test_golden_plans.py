@@ -14,8 +14,8 @@ import pytest
 
 from launcher.job.compose import compose
 from launcher.plan.plan import Plan
-from launcher.plan.show import SHORT, short, text
-from launcher.plan.to_json import as_json
+from launcher.plan.show.plan_json import as_json
+from launcher.plan.show.text import SHORT, short, text
 from launcher.planner.plan_job import plan_job
 from tests.tiers import some
 

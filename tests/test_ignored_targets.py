@@ -22,7 +22,7 @@ from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
 from launcher.runtime.training import loop
 from launcher.steps.certification.compare import pieces
-from launcher.steps.model import build_session, held_out_loss
+from launcher.steps.model import build_session, evaluate_in_one_process
 from tests.parallel.sources import Holed
 from tests.parity import Step, assert_same, batch, build, job, outcome, own, place, plain
 from tests.parity.reference import Outcome
@@ -218,7 +218,7 @@ def test_reported_losses_are_means_over_all_counted_targets(layout, tmp_path):
     want = torch.stack([held_out, loss, square.sqrt()]).detach()
     for got in on_ranks(plan.sizes.grid.size, rank_session, j, plan, tmp_path):
         torch.testing.assert_close(torch.tensor(got, dtype=torch.float64), want, rtol=1e-12, atol=0)
-    assert abs(held_out_loss.held_out_loss(model, j, None) - held_out.item()) <= 1e-12
+    assert abs(evaluate_in_one_process.held_out_loss(model, j, None) - held_out.item()) <= 1e-12
 
 
 SUMMED = {n: LAYOUTS[n] for n in ("one rank, 4 micro batches", "1f1b", "seqpipe", "zero_bubble_v x shard 2")}
@@ -244,7 +244,7 @@ def test_a_loss_that_is_asked_for_as_a_sum_is_reported_as_one(layout, tmp_path):
     want = torch.stack([held_out, loss, square.sqrt()]).detach()
     for got in on_ranks(plan.sizes.grid.size, rank_session, j, plan, tmp_path):
         torch.testing.assert_close(torch.tensor(got, dtype=torch.float64), want, rtol=1e-12, atol=0)
-    assert abs(held_out_loss.held_out_loss(model, j, None, plan.loss_terms) - held_out.item()) <= 1e-12
+    assert abs(evaluate_in_one_process.held_out_loss(model, j, None, plan.loss_terms) - held_out.item()) <= 1e-12
 
 
 @pytest.mark.parametrize(("layout", "precision"), [

@@ -121,7 +121,7 @@ MUST_NOT_TOUCH = {
 # The modules that others may import from folders whose ``__all__`` has names for users; else see ``__all__``.
 OPEN = {
     "launcher.checkpoint": {
-        "cast", "chunked", "export_one_file", "full_tensors", "manifest", "read", "store", "transform", "verify",
+        "box_bytes", "cast", "export_one_file", "full_tensors", "manifest", "read", "store", "transform", "verify",
         "write",
     },
     "launcher.parallel": {

@@ -18,7 +18,7 @@ from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
 from launcher.runtime.training import loop
-from launcher.steps.model import build_session, held_out_loss
+from launcher.steps.model import build_session, evaluate_in_one_process
 from tests.parallel.sources import Labeled
 from tests.parity import job
 from tests.parity.reference import plain
@@ -68,7 +68,7 @@ def test_images_of_classes_equal_torch_on_the_whole_batch(layout, classes, tmp_p
     want = torch.stack([held, loss.detach(), norm])
     for got in on_ranks(plan.sizes.grid.size, rank_trains, j, plan, tmp_path):
         torch.testing.assert_close(torch.tensor(got, dtype=torch.float64), want, rtol=1e-12, atol=0)
-    assert abs(held_out_loss.held_out_loss(model, j, None) - held.item()) <= 1e-12
+    assert abs(evaluate_in_one_process.held_out_loss(model, j, None) - held.item()) <= 1e-12
 
 
 def test_a_square_has_its_classes_last_first():

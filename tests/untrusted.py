@@ -76,7 +76,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]
     "strategy of any form": ("s", lambda f: None, lambda f: open_strategy("strategy", f / "s")),
     "MindSpore strategy": ("s.ckpt", lambda f: None, lambda f: read_strategy(f / "s.ckpt")),
     "strategies of stages": ("s.ckpt", lambda f: None, lambda f: read_stages([f / "s.ckpt"])),
-    "groups": ("g", lambda f: None, lambda f: strategy_file.read(f / "g")),
+    "groups": ("g", lambda f: None, lambda f: strategy_file.read_groups(f / "g")),
     "state": ("step-000001/state.json", _checkpoint, lambda f: open_checkpoint(f / "step-000001")),
     "layouts": ("step-000001/strategy/stage0.json", _checkpoint, lambda f: open_checkpoint(f / "step-000001")),
     "latest": ("latest", _checkpoint, store.latest),

@@ -21,7 +21,7 @@ from launcher.checkpoint.transform import Report, Source, Span, TransformPlan, p
 from launcher.checkpoint.verify import Holding, holdings, inspect, verify
 from launcher.checkpoint.write import RankRecord, write_rank
 from launcher.optional import mindspore
-from launcher.plan.settings.encryption import Trust
+from launcher.plan.resolve.encryption import Trust
 
 if TYPE_CHECKING:
     build_searched_strategy = mindspore.build_searched_strategy

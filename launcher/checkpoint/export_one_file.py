@@ -16,7 +16,7 @@ from launcher.checkpoint.tensorfile.disk import replaced
 from launcher.checkpoint.tensorfile.safetensors import Blob, blob_at, mapped, read_header, write_stream
 from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.checkpoint.transform import PEAK, Report
-from launcher.plan.settings.encryption import ANYONE, Trust
+from launcher.plan.resolve.encryption import ANYONE, Trust
 from launcher.plan.values.tensor_spec import TensorSpec
 
 ALIASES = "launcher.aliases"

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from launcher.checkpoint.chunked import gathered, slices
+from launcher.checkpoint.box_bytes import box_index, stream_box
 from launcher.checkpoint.layout.shards import full_box
 from launcher.checkpoint.tensorfile.mmap_window import Window
 from launcher.checkpoint.tensorfile.safetensors import Blob
@@ -30,7 +30,7 @@ class FullTensors(Protocol):
 def chunks(source: FullTensors, name: str) -> Iterator[memoryview]:
     """Yields all bytes of the tensor, in order. All chunks share one buffer: use each before the next."""
     spec = source.specs[name]
-    return gathered(full_box(spec.shape), spec.dtype, partial(source.fill, name))
+    return stream_box(full_box(spec.shape), spec.dtype, partial(source.fill, name))
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Blobs:
         return {name: blob.spec for name, blob in self.blobs.items()}
 
     def fill(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:
-        self.window.take(self.blobs[name], slices(part), out)
+        self.window.take(self.blobs[name], box_index(part), out)
 
 
 @dataclass(frozen=True)

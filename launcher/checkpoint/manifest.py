@@ -16,7 +16,7 @@ from launcher.checkpoint.layout.strategy import Kind
 from launcher.checkpoint.tensorfile.disk import parsed, read_bytes, write_text
 from launcher.checkpoint.tensorfile.encryption import ANOTHER, FORMS, check_key, derived, is_place, load_key
 from launcher.checkpoint.tensorfile.safetensors import FileRecord
-from launcher.plan.settings.encryption import Trust
+from launcher.plan.resolve.encryption import Trust
 
 FORMAT, VERSION = "launcher.checkpoint", 2
 UNDIGESTED = 1

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from launcher.checkpoint.chunked import gathered, slices
+from launcher.checkpoint.box_bytes import box_index, stream_box
 from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.layout.shards import overlapping_shards
 from launcher.checkpoint.layout.strategy import KINDS, Kind, Strategy, match
@@ -46,7 +46,7 @@ from launcher.checkpoint.tensorfile.safetensors import (
     words,
 )
 from launcher.checkpoint.write import rank_files, saved_boxes
-from launcher.plan.settings.encryption import ANYONE, Trust
+from launcher.plan.resolve.encryption import ANYONE, Trust
 from launcher.plan.values.layout import Box
 from launcher.plan.values.tensor_spec import TensorSpec
 
@@ -283,7 +283,7 @@ class Reader:
     def chunks(self, name: str, box: Box) -> Iterator[memoryview]:
         """Yields the bytes of a box, in order. All chunks share one buffer: use each before the next."""
         dtype = self.checkpoint.strategy.entries[name].dtype
-        yield from gathered(box, dtype, lambda part, out: self._fill(name, part, out))
+        yield from stream_box(box, dtype, lambda part, out: self._fill(name, part, out))
         self._settle()
 
     def _fill(self, name: str, box: Box, out: npt.NDArray[Any]) -> None:
@@ -294,8 +294,8 @@ class Reader:
             slot = self._header(shard.rank, kind).entries[name]
             tensor = _SavedTensor(rank_file(shard.rank, kind), name, slot)
             self._verify_once(tensor)
-            there = slices(both.within(shard.box))
-            here = slices(both.within(box))
+            there = box_index(both.within(shard.box))
+            here = box_index(both.within(box))
             self._window.copy(self.checkpoint.folder / tensor.file, slot, there, out[here])
         self.bytes_read += out.nbytes
 

@@ -46,7 +46,7 @@ from launcher.checkpoint.tensorfile.disk import (
 from launcher.checkpoint.tensorfile.encryption import ANOTHER, FORMS, check_key, derived, load_key
 from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.checkpoint.write import RankRecord
-from launcher.plan.settings.encryption import ANYONE, Trust
+from launcher.plan.resolve.encryption import ANYONE, Trust
 from launcher.untrusted.files import LINK
 
 LATEST = "latest"

@@ -22,7 +22,7 @@ from launcher.checkpoint.tensorfile.disk import WriteBehind
 from launcher.checkpoint.tensorfile.safetensors import CHUNK
 from launcher.checkpoint.verify import table
 from launcher.checkpoint.write import RankRecord, RankWriter, saved_boxes
-from launcher.plan.settings.encryption import ANYONE, Trust
+from launcher.plan.resolve.encryption import ANYONE, Trust
 from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.layout import Box, Layout
 from launcher.plan.values.text import bytes_text

@@ -15,7 +15,7 @@ from launcher.checkpoint.manifest import MANIFEST
 from launcher.checkpoint.read import Checkpoint, check_digest, file_header, open_checkpoint
 from launcher.checkpoint.tensorfile.mmap_window import Window
 from launcher.checkpoint.tensorfile.safetensors import Header
-from launcher.plan.settings.encryption import ANYONE, Trust
+from launcher.plan.resolve.encryption import ANYONE, Trust
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.text import bytes_text, spans
 

@@ -6,7 +6,7 @@ from launcher.data.cifar10_fallback import resolve
 from launcher.data.mnist5k import check_mnist5k
 from launcher.data.text_file_checks import check_absent, check_text
 from launcher.data.tokens.corpus import corpus
-from launcher.data.tokens.token_ids import check_ids
+from launcher.data.tokens.vocab_range_check import check_ids
 from launcher.errors import Problem, error_text
 from launcher.job.schema.components import Data
 from launcher.job.schema.data import Chat, Cifar10, Idx, ImageFolder, Mnist5k, Text, Tokens

@@ -12,7 +12,7 @@ from launcher.data import mnist5k, text_files
 from launcher.data.chat import conversation_files
 from launcher.data.prepare.corpus_digest import content_digest
 from launcher.data.tokens.corpus import corpus
-from launcher.data.tokens.megatron import TokenFile
+from launcher.data.tokens.token_file import TokenFile
 from launcher.job.schema.components import Data
 from launcher.job.schema.data import Chat, Cifar10, Idx, ImageFolder, Mnist5k, Text, Tokens
 from launcher.optional import image_files

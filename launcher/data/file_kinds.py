@@ -56,19 +56,19 @@ _BY_START = {
 }
 
 
-def by_name(path: Path) -> FileKind | None:
+def kind_by_suffix(path: Path) -> FileKind | None:
     """Returns the kind that the suffix means; ``None`` if the file may be plain text.
 
-    >>> by_name(Path("a/web.JSONL")).kind
+    >>> kind_by_suffix(Path("a/web.JSONL")).kind
     'JSON lines'
     """
     return _BY_NAME.get(path.suffix.lower())
 
 
-def by_start(data: bytes, least: int = 2) -> FileKind | None:
+def kind_by_start(data: bytes, least: int = 2) -> FileKind | None:
     """Returns the kind whose signature starts ``data``; shorter signatures than ``least`` bytes do not count.
 
-    >>> by_start(bytes.fromhex("1f8b0800")).kind
+    >>> kind_by_start(bytes.fromhex("1f8b0800")).kind
     'gzip'
     """
     return next(

@@ -58,7 +58,8 @@ def check_absent(settings: Text) -> Iterator[Problem]:
 
 def _no_text(file: Path, start: bytes) -> Problem | None:
     """Returns a problem if a file is not plain text: the model would be trained on its raw bytes."""
-    for how, kind in (("name", file_kinds.by_name(file)), ("first bytes", file_kinds.by_start(start))):
+    kinds = (("name", file_kinds.kind_by_suffix(file)), ("first bytes", file_kinds.kind_by_start(start)))
+    for how, kind in kinds:
         if kind is not None:
             text = f"{kind.kind} by its {how}, but data=text reads plain text"
             return Problem("data.path", f"{file}: {text}; {kind.way.format(file)}")

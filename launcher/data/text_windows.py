@@ -36,7 +36,7 @@ def _bytes(settings: Text) -> Dataset:
 
 
 def _learned(settings: Text) -> Dataset:
-    made = text_cache.opened(settings) or _tokens(settings)
+    made = text_cache.cached_tokens(settings) or _tokens(settings)
     tokenizer = made.tokenizer
 
     # only encoding shows how many tokens a text has

@@ -13,4 +13,5 @@ __all__ = [
     "overrides",
     "sweep_grid",
     "targets",
+    "usage",
 ]

@@ -25,6 +25,7 @@ from launcher.job.merge import CHOSEN, expansion, keys, plain, put, replaced, wo
 from launcher.job.origins import COMMAND_LINE, Origin, Origins, gather, of_files
 from launcher.job.overrides import LISTS, Override, paste, read, shell, written
 from launcher.job.schema import keys as schema_keys
+from launcher.job.schema.base import yaml_text
 from launcher.job.schema.job import Job
 from launcher.job.schema.misspelled import nearest
 from launcher.job.schema.redact import HIDDEN, secret
@@ -203,7 +204,8 @@ def _choices(groups: list[Override], configs: ConfigFiles, problems: list[Proble
     texts = []
     for o in groups:
         chosen = o.value if isinstance(o.value, list) else [o.value]
-        names = [_name(n) for n in chosen if n is not None]
+        # the grammar may have parsed a name as a number or a boolean
+        names = [yaml_text(n) for n in chosen if n is not None]
         options = configs.options(o.key)
         bad = [n for n in names if n not in options]
 
@@ -218,11 +220,6 @@ def _choices(groups: list[Override], configs: ConfigFiles, problems: list[Proble
             listed = f"[{','.join(map(written, names))}]" if isinstance(o.value, list) else written(names[0])
             texts.append(f"{o.key}={listed}")
     return texts
-
-
-def _name(option: Any) -> str:
-    """The name of an option as text, even if the grammar parsed it as a number or a boolean."""
-    return str(option).lower() if isinstance(option, bool) else str(option)
 
 
 def _misspelled(o: Override, bad: str, options: Sequence[str]) -> Problem:

@@ -442,7 +442,7 @@ def _length(value: Any) -> int | None:
     return len(value) if isinstance(value, list) else None
 
 
-def config_text(settings: HuggingFace, dtype: str) -> str:
+def exported_config_json(settings: HuggingFace, dtype: str) -> str:
     """Return ``config.json`` as transformers saves it with the model of ``settings``, in ``dtype``.
 
     It is the config of the built model: its class has converted old keys and applied the changes of

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from launcher.parallel.copied_weight_changes import LostChanges
 from launcher.parallel.digests import digests
-from launcher.parallel.lost_changes import LostChanges
 from launcher.parallel.mesh import local
 from launcher.parallel.running_statistics import Statistics
 from launcher.plan.cut.tensor_placement import Placed

@@ -25,7 +25,7 @@ from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.parallel.trace.clock_and_host_reads import streams_kept
 from launcher.parallel.trace.code_between_modules import RUNNING, follow
 from launcher.parallel.trace.mixing_samples import numbers_if_too_large
-from launcher.parallel.trace.run_on_values import in_memory, trial_inputs
+from launcher.parallel.trace.run_module import in_memory, trial_inputs
 from launcher.parallel.trace.sample_values import trying
 from launcher.plan.values.recomputed_module import Recomputed
 

@@ -28,7 +28,7 @@ from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.trace import model_facts
 from launcher.parallel.trace.code_between_modules import RUNNING, refusing
-from launcher.parallel.trace.run_on_values import run_module
+from launcher.parallel.trace.run_module import run_module
 from launcher.plan.cut.sequence_chunks import SequencePieces, balanced, equal, shortened
 from launcher.plan.cut.stages import covers
 from launcher.plan.values.model_graph import Graph, Node

@@ -12,9 +12,7 @@ __all__ = [
     "outputs_and_targets",
     "plan",
     "recompute_auto",
-    "show",
     "sizes",
     "step_order",
-    "to_json",
     "verbs",
 ]

@@ -10,7 +10,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp
 from launcher.job.schema.train import Ema
 from launcher.optional import matrices
-from launcher.plan import certify_copy, settings, step_order
+from launcher.plan import certify_copy, resolve, step_order
 from launcher.plan.balance.part_times import Rerun, rerun, step_time
 from launcher.plan.communication import gather_order
 from launcher.plan.communication.buckets_and_gathers import (
@@ -34,10 +34,7 @@ from launcher.plan.memory.rank_loads import RankLoad, rank_loads
 from launcher.plan.memory.rank_memory import Memory, memory
 from launcher.plan.refusals import evaluation, optimizer, random_draws
 from launcher.plan.refusals import model as model_refusals
-from launcher.plan.schedule import schedules
-from launcher.plan.schedule.schedules import Schedule
-from launcher.plan.schedule.simulate import Timeline
-from launcher.plan.settings import (
+from launcher.plan.resolve import (
     checkpoint,
     comm_fusion,
     compile,
@@ -49,11 +46,14 @@ from launcher.plan.settings import (
     steps,
     transformer_opt,
 )
-from launcher.plan.settings import stage_config as stage_config_setting
-from launcher.plan.settings.dataset_strategy import BatchReading, BatchRole, roles
-from launcher.plan.settings.loss import Objective
-from launcher.plan.settings.pipeline import ScheduleChoice
-from launcher.plan.settings.stage_config import StageRequest
+from launcher.plan.resolve import stage_config as stage_config_setting
+from launcher.plan.resolve.dataset_strategy import BatchReading, BatchRole, roles
+from launcher.plan.resolve.loss import Objective
+from launcher.plan.resolve.pipeline import ScheduleChoice
+from launcher.plan.resolve.stage_config import StageRequest
+from launcher.plan.schedule import schedules
+from launcher.plan.schedule.schedules import Schedule
+from launcher.plan.schedule.simulate import Timeline
 from launcher.plan.sizes import Sizes
 from launcher.plan.step_order import Phase
 from launcher.plan.tensor_parallel.module_strategies import splits
@@ -218,7 +218,7 @@ def ask(
     ``switches_file``: the file that has switches of ``transformer_opt``. ``engine``: how operators are cut,
     if files or the model decided it. Raises ``RequestError`` with every problem at once.
     """
-    sizes, wrong = settings.sizes(job, switches_file, engine)
+    sizes, wrong = resolve.sizes(job, switches_file, engine)
     if problems or wrong or sizes is None:
         raise RequestError((*problems, *wrong))
     config = job.parallel.pipeline.stage_config
@@ -297,7 +297,7 @@ def plan(
         schedule=order.schedule,
         evaluation=schedules.forward_only(at.sizes.places, at.sizes.micros),
         phases=step_order.phases(job.steps),
-        settings=tuple(settings.plan_rows(job, at.sizes, fused, model.recomputed)),
+        settings=tuple(resolve.rows(job, at.sizes, fused, model.recomputed)),
         notes=(*notes, *at.sizes.notes, *balanced, *order.notes, *_late(job, model, at, estimate.step)),
         deferred=job.parallel.deferred_init and model.built_unsharded is None,
         ema=job.train.ema,
@@ -392,7 +392,7 @@ def _request_problems(
     job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits | None
 ) -> Iterator[Problem]:
     """Yields the reasons why a run would train other numbers than one process, or not shard as requested."""
-    yield from settings.param_problems(job, at.params)
+    yield from resolve.param_problems(job, at.params)
     yield from model_refusals.untrained(job, model.skeleton, model.graph)
     yield from model_refusals.layout_problems(job, at, model.skeleton, model.graph)
     yield from model_refusals.id_problems(job, model.graph)

@@ -18,7 +18,7 @@ from launcher.plan.memory.fits_cluster import tightest
 from launcher.plan.memory.rank_loads import RankLoad
 from launcher.plan.memory.walk import StageLoad
 from launcher.plan.plan import Plan
-from launcher.plan.settings.recompute import KEY
+from launcher.plan.resolve.recompute import KEY
 from launcher.plan.values.model_graph import Segment
 from launcher.plan.values.note import Note
 from launcher.plan.values.text import bytes_text, many

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 from launcher.job.schema import steps
 from launcher.job.schema.base import Settings
+from launcher.job.schema.job import Job
 from launcher.job.schema.paths import BEST
 from launcher.job.schema.steps import Step
 
@@ -142,6 +143,11 @@ def writes(step: Step) -> bool:
 def saves_on_ranks(step: Step) -> bool:
     """Returns true if the ranks write checkpoints of the run in this step."""
     return verb(step).checkpoints and where(step) == "ranks"
+
+
+def trains(job: Job) -> bool:
+    """Returns true if the run trains; a certificate or a calibration trains copies of its own."""
+    return any(step.kind == "train" for step in job.steps.values())
 
 
 def evaluates(step: Step) -> bool:

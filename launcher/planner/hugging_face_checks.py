@@ -66,7 +66,7 @@ SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Role:
+class NumberBounds:
     """The values that numbers of these names may have. A number in a list has the name of the list."""
 
     names: re.Pattern[str]
@@ -76,19 +76,19 @@ class Role:
 
 
 ROLES = (
-    Role(
+    NumberBounds(
         re.compile(r"num_hidden_layers|(num|n)_layers?|(en|de)coder_layers|((en|de)coder_)?depths?"),
         1, MOST_LAYERS, "a model has 1 to {most} layers",
     ),
-    Role(
+    NumberBounds(
         re.compile(
             r"(\w+_)?(num|n)_\w*(blocks?|layers?|experts|stages|codebooks|inputs|branches|levels|groups)"
         ),
         0, MOST, "a model has at most {most} of these",
     ),
-    Role(re.compile(r"\w*(layers?|depths?)"), -MOST, MOST, "a model has at most {most} of these"),
-    Role(re.compile(r"(num|n)_(labels|classes)"), 0, MOST_LABELS, "at most {most} labels are built"),
-    Role(
+    NumberBounds(re.compile(r"\w*(layers?|depths?)"), -MOST, MOST, "a model has at most {most} of these"),
+    NumberBounds(re.compile(r"(num|n)_(labels|classes)"), 0, MOST_LABELS, "at most {most} labels are built"),
+    NumberBounds(
         re.compile(
             r"\w*(size|sizes|dims?|positions?|position_embeddings|embd|inner|width|height|channels|features"
             r"|heads?|length|len|ctx|vocab|kernel|rank)|(\w+_)?(num|n)_(?!param)\w+"
@@ -97,7 +97,7 @@ ROLES = (
     ),
 )  # fmt: skip
 """The first role whose names match counts. Published models have up to 10 485 760 positions."""
-LARGEST = Role(re.compile(""), -(1 << 40), 1 << 40, "it is not a model size")
+LARGEST = NumberBounds(re.compile(""), -(1 << 40), 1 << 40, "it is not a model size")
 """The role of all other numbers, such as the base of rotary embeddings."""
 IMPLEMENTATION = "_implementation"
 """Keys with this in their name choose a kernel, which transformers downloads if it is a name on the hub."""
@@ -221,7 +221,7 @@ def _beyond(config: Mapping[str, Any]) -> Iterator[str]:
             if IMPLEMENTATION in f"{key}." and "/" in value:
                 yield f"{key} is {value}: the launcher runs no downloaded kernels"
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            role = _role(name)
+            role = _bounds(name)
             if role is LARGEST and isinstance(value, float):
                 continue  # such as an infinite limit
             if not role.least <= value <= role.most:
@@ -231,13 +231,13 @@ def _beyond(config: Mapping[str, Any]) -> Iterator[str]:
 def _beyond_list(key: str, name: str, values: Sequence[Any]) -> Iterator[str]:
     if len(values) > MOST:
         yield f"{key} lists {len(values)} values; at most {MOST} are read"
-    elif _role(name) is ROLES[0]:  # the layers of each stage
+    elif _bounds(name) is ROLES[0]:  # the layers of each stage
         counts = [value for value in values if isinstance(value, int) and value <= MOST_LAYERS]
         if (total := sum(counts)) > MOST_LAYERS:
             yield f"{key} has {total} layers in all; {ROLES[0].text.format(most=MOST_LAYERS)}"
 
 
-def _role(name: str) -> Role:
+def _bounds(name: str) -> NumberBounds:
     return next((role for role in ROLES if role.names.fullmatch(name)), LARGEST)
 
 

@@ -12,7 +12,7 @@ from launcher.data.checks import check
 from launcher.data.cifar10_fallback import resolve as resolve_data
 from launcher.data.cifar10_fallback import with_data_read
 from launcher.data.spec import check_fit, classes, vocab
-from launcher.data.tokens.token_ids import partly_checked
+from launcher.data.tokens.vocab_range_check import partly_checked
 from launcher.data.vocab_size import with_vocabulary
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.components import foreign
@@ -27,9 +27,9 @@ from launcher.plan.cut import written_stages
 from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.plan import Plan, ask, leaves, plan
 from launcher.plan.refusals import optimizer
-from launcher.plan.settings import compile, dataset_strategy, device_matrix, recompute
-from launcher.plan.settings.device_matrix import over_slices
-from launcher.plan.settings.stage_config import StageRequest
+from launcher.plan.resolve import compile, dataset_strategy, device_matrix, recompute
+from launcher.plan.resolve.device_matrix import over_slices
+from launcher.plan.resolve.stage_config import StageRequest
 from launcher.plan.values.model_graph import ModelStructure
 from launcher.plan.values.module_names import listed
 from launcher.plan.values.note import Note
@@ -83,7 +83,7 @@ def builder(job: Job) -> Build:
     return lambda: build_model(job.model, job.security.allow)
 
 
-def settled(job: Job) -> Resolved:
+def resolve_job(job: Job) -> Resolved:
     """Resolves the vocabulary from the data, and for ``debug.onerank`` the settings of one rank.
 
     One rank trains on the same batches: micro batches and the loss stay the same.
@@ -116,8 +116,8 @@ class CheckedRequest:
         return self.resolved.job
 
 
-def before_torch(resolved: Resolved, problems: Sequence[Problem] = ()) -> CheckedRequest:
-    """Reads the files of a ``settled`` job. ``problems``: those that are known already.
+def check_without_torch(resolved: Resolved, problems: Sequence[Problem] = ()) -> CheckedRequest:
+    """Reads the files of a resolved job. ``problems``: those that are known already.
 
     Raises ``RequestError`` with all problems that can be detected without torch.
     """
@@ -168,7 +168,7 @@ def _dataset_strategy_problems(job: Job, own: bool) -> list[Problem]:
 
     allow = job.security.allow
     specs = (*input_specs(job.data, 1, allow), target_spec(job.data, 1, allow))
-    problem = dataset_strategy.param_problems(strategy, tuple(len(s.shape) for s in specs))
+    problem = dataset_strategy.batch_shape_problem(strategy, tuple(len(s.shape) for s in specs))
     return [problem] if problem else []
 
 
@@ -190,7 +190,7 @@ def plan_like(
 
     ``stages``: the stage of each module in the other plan; ``engine``: how it cuts operators.
     """
-    checked = before_torch(replace(settled(job), engine=engine))
+    checked = check_without_torch(replace(resolve_job(job), engine=engine))
     checked = replace(checked, stage_request=replace(checked.stage_request, like=stages))
     with planning():
         return plan_checked(checked, traces)

@@ -9,8 +9,8 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.optional import mindspore
-from launcher.plan.settings import transformer_opt
-from launcher.plan.settings.device_matrix import choose_engine
+from launcher.plan.resolve import transformer_opt
+from launcher.plan.resolve.device_matrix import choose_engine
 from launcher.plan.tensor_parallel.operator_strategy_file import Searched, parsed, searched
 from launcher.plan.values.resolved import EngineChoice, Origins, Resolved, SwitchesFile
 from launcher.planner.loaded_param_layouts import TP_KEY, degrees

@@ -17,9 +17,9 @@ from launcher.plan.cut.sequence_chunks import SequencePieces, grain
 from launcher.plan.plan import Plan
 from launcher.plan.refusals import evaluation
 from launcher.plan.refusals import model as model_refusals
-from launcher.plan.settings import compile, recompute
-from launcher.plan.settings.checkpoint import misnamed
-from launcher.plan.settings.stage_config import StageRequest
+from launcher.plan.resolve import compile, recompute
+from launcher.plan.resolve.checkpoint import misnamed
+from launcher.plan.resolve.stage_config import StageRequest
 from launcher.plan.tensor_parallel import strategies_of_layouts
 from launcher.plan.tensor_parallel.module_strategies import Operator, resolve, splits
 from launcher.plan.tensor_parallel.sharded_operators import TensorParallelPlan, uncalled
@@ -223,7 +223,7 @@ class TracedForward:
     pieces: SequencePieces | None = None
 
 
-def _settled(
+def _with_recomputation(
     operators: TensorParallelPlan,
     recomputed: tuple[Recomputed, ...],
     graph: Graph,
@@ -307,13 +307,13 @@ def follow(
         more = model_facts.one_sample_more(model, leaves, specs)
         refuse([*evaluation.shared(graph, more, request.sizes.micro_batch)])
     if leaves is None or count == 1:
-        return _settled(out, recomputed, graph, skeleton, not_repeated)
+        return _with_recomputation(out, recomputed, graph, skeleton, not_repeated)
 
     # trace one forward of each piece
     split = job.parallel.pipeline.seq_split
     lengths = sequence.cut(model, leaves, specs, count, split=split, step=grain(out, tp))
     out = propagate.flow_of_chunks(bare, out, tp, specs, lengths=lengths)
-    forward = _settled(out, recomputed, graph, skeleton, not_repeated)
+    forward = _with_recomputation(out, recomputed, graph, skeleton, not_repeated)
     return replace(forward, pieces=sequence.graphs(model, leaves, specs, graph, lengths=lengths))
 
 

@@ -74,12 +74,12 @@ def _is_tried(job: Job, model: ModelRead) -> bool:
 @contextmanager
 def sample_values(job: Job, model: ModelRead) -> Iterator[None]:
     """While entered, code that needs values gets those of a few samples, if this model is tried on any."""
-    from launcher.parallel.trace.sample_values import TrialValues, tried_with
+    from launcher.parallel.trace.sample_values import TrialValues, using_trial_values
 
     if not _is_tried(job, model) or model.initial is None:
         yield
         return
-    with tried_with(TrialValues(batches(samples(job)), model.initial)):
+    with using_trial_values(TrialValues(batches(samples(job)), model.initial)):
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING
@@ -33,12 +33,22 @@ HOOKS = ("on_start", "on_step", "on_eval", "on_save", "on_end")
 
 def callback_problems(job: Job) -> list[Problem]:
     """Problems of the callbacks: missing classes, unknown hooks, no hook at all, unsuitable arguments."""
+    return _class_problems(job, "callbacks", job.callbacks, _hooks)
+
+
+def _class_problems(
+    job: Job,
+    section: str,
+    targets: Iterable[Target],
+    unsuitable: Callable[[type, str, str], Iterator[Problem]],
+) -> list[Problem]:
+    """Problems of user classes: missing, ``unsuitable``, or with arguments that do not fit."""
     problems: list[Problem] = []
-    for i, target in enumerate(job.callbacks):
-        key = f"callbacks.{i}._target_"
+    for i, target in enumerate(targets):
+        key = f"{section}.{i}._target_"
         try:
             cls = locate(target.target, job.security.allow, object, key=key)
-            problems += _hooks(cls, target.target, key)
+            problems += unsuitable(cls, target.target, key)
             check(target, job.security.allow, object, key=key)
         except RequestError as error:
             problems += error.problems
@@ -68,16 +78,7 @@ CALLS = {"on_start": ("config", "plan", "folder"), "log": ("row",), "close": ()}
 
 def logger_problems(job: Job) -> list[Problem]:
     """Problems of the loggers: missing classes, no ``log``, methods or arguments that do not fit."""
-    problems: list[Problem] = []
-    for i, target in enumerate(job.logger.others):
-        key = f"logger.others.{i}._target_"
-        try:
-            cls = locate(target.target, job.security.allow, object, key=key)
-            problems += _methods(cls, target.target, key)
-            check(target, job.security.allow, object, key=key)
-        except RequestError as error:
-            problems += error.problems
-    return problems
+    return _class_problems(job, "logger.others", job.logger.others, _methods)
 
 
 def _methods(cls: type, name: str, key: str) -> Iterator[Problem]:
@@ -172,7 +173,7 @@ def _too_few(data: Dataset, job: Job, sizes: Sizes) -> Iterator[Problem]:
 
 
 def _notes(data: Dataset, settings: Target) -> Iterator[Note]:
-    from launcher.data.torch_datasets.stream import IndexedStream
+    from launcher.data.torch_datasets.readers import IndexedStream
 
     if isinstance(data.train, IndexedStream):
         text = "a stream: each data-parallel rank reads all of it and keeps its own rows"

@@ -8,7 +8,7 @@ __all__ = [
     "launch_device",
     "memory_check",
     "process_limits",
-    "ranks_and_resume",
+    "resolved_request",
     "run",
     "slurm",
     "slurm_files",

@@ -19,7 +19,7 @@ from launcher.job.schema.job import Job
 from launcher.optional import drill_report
 from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
-from launcher.plan.settings.encryption import trust
+from launcher.plan.resolve.encryption import trust
 from launcher.plan.step_order import Phase
 from launcher.plan.verbs import starts, verb
 from launcher.run import resume, status_record
@@ -185,7 +185,7 @@ def _on_ranks(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
         port=launch.port,
         threads=launch.threads,
         on_message=hear,
-        share=partial(rank_entry_points.shared, todo),
+        share=partial(rank_entry_points.with_shared_models, todo),
         polls=launch.signal_save,
     )
     return done[0]

@@ -17,7 +17,7 @@ from launcher.plan.memory.fits_cluster import KEY as ROOM
 from launcher.plan.memory.fits_cluster import tightest
 from launcher.plan.memory.optimizer_state import StateSize
 from launcher.plan.plan import Plan
-from launcher.plan.settings import recompute
+from launcher.plan.resolve import recompute
 from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.text import GB
 from launcher.planner.plan_job import plan_job

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from launcher.plan.cut import debug_graphs, debug_graphs_svg
-from launcher.plan.memory import memory_curves, memory_svg
+from launcher.plan.cut import debug_graphs
+from launcher.plan.memory import memory_curves
 from launcher.plan.plan import Plan
-from launcher.plan.schedule.timeline import chrome
-from launcher.plan.schedule.timeline_svg import svg
+from launcher.plan.show import graphs_svg, memory_svg
+from launcher.plan.show.timeline import chrome
+from launcher.plan.show.timeline_svg import svg
 
 PIPELINE = ("kernels", "collectives over tp", "pipeline bubble")
 """The terms of a step's time that fall into its schedule; all other terms follow the schedule."""
@@ -44,5 +45,5 @@ def _graphs(plan: Plan) -> dict[str, str]:
     for index, pp in enumerate(plan.sizes.places):
         one = debug_graphs.stage_graph(model, plan.graph, index, tuple(plan.sizes.grid.ranks(pp=pp)))
         out[f"graphs/stage{index}.txt"] = debug_graphs.text(one)
-        out[f"graphs/stage{index}.svg"] = debug_graphs_svg.svg(one)
+        out[f"graphs/stage{index}.svg"] = graphs_svg.svg(one)
     return out

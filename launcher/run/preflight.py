@@ -15,13 +15,13 @@ from launcher.plan.plan import Plan
 from launcher.plan.values.note import Note
 from launcher.plan.verbs import output, verb, writes
 from launcher.run import launch, process_limits, resume, status_record, submit_to_cluster, write_layout_files
-from launcher.run.ranks_and_resume import Settled, run_location
+from launcher.run.resolved_request import ResolvedRequest, run_location
 from launcher.runtime import run_folder
 from launcher.steps import module
 from launcher.steps.file_checks import FileChecks
 
 
-def before_plan(run: Settled) -> list[Problem]:
+def before_plan(run: ResolvedRequest) -> list[Problem]:
     """Problems of a request besides its settings that can be found without a plan."""
     job = run.job
     key, where = run_location(job)
@@ -46,7 +46,7 @@ def _of_loggers(job: Job) -> list[Problem]:
     return lacking("metric_loggers", "logger") or [*metric_loggers.problems(job)]
 
 
-def _of_others(run: Settled) -> list[Problem]:
+def _of_others(run: ResolvedRequest) -> list[Problem]:
     """Reports a drill in a folder that has checkpoints of another training: the drill might damage them."""
     if run.job.debug.drill is None or run.job.run_dir is None:
         return []
@@ -68,7 +68,7 @@ def _cache(job: Job) -> list[Problem]:
     return [problem] if problem else []
 
 
-def after_plan(run: Settled, plan: Plan, shown: bool) -> tuple[list[Note], list[str]]:
+def after_plan(run: ResolvedRequest, plan: Plan, shown: bool) -> tuple[list[Note], list[str]]:
     """Notes on the checkpoints that the run resumes from, and remarks. Raises ``RequestError`` for misfits.
 
     ``shown``: the plan is only shown. The run may start on another machine, so files that are missing on this
@@ -92,7 +92,7 @@ def previews(job: Job) -> list[str]:
     return _answers([FileChecks(name, job, shown=True) for name in job.steps], "preview")
 
 
-def _step_problems(run: Settled) -> list[Problem]:
+def _step_problems(run: ResolvedRequest) -> list[Problem]:
     """Problems of the files that steps name, except steps that are done.
 
     A file that an earlier step may write is checked only when the step starts. Files are compared only if

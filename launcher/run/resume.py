@@ -26,13 +26,13 @@ from launcher.job.schema.optim import (
 )
 from launcher.job.schema.user_class import Target
 from launcher.plan.plan import Plan
-from launcher.plan.settings.checkpoint import AVERAGE
-from launcher.plan.settings.encryption import trust
+from launcher.plan.resolve.checkpoint import AVERAGE
+from launcher.plan.resolve.encryption import trust
 from launcher.plan.values.note import Note
 from launcher.plan.values.optimizer import OptimizerTraits
 from launcher.plan.verbs import CHECKPOINT, loads, needs, reads_best, saves_on_ranks, starts, verb
 from launcher.run.resume_changes import ACCEPT, changes, sets, unknown
-from launcher.runtime.run_folder import at_work
+from launcher.runtime.run_folder import running_launcher
 from launcher.steps.file_checks import no_manifest
 
 RESUME, ENCRYPT = "checkpoint.resume", "checkpoint.encrypt"
@@ -119,7 +119,7 @@ def _own(job: Job) -> Path | None:
 
 def _busy(run: Path) -> bool:
     try:
-        return at_work(run, 0) is not None
+        return running_launcher(run, 0) is not None
     except OSError:  # the folder of another user, which is read-only here
         return False
 

@@ -20,13 +20,13 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.launch import Launch
 from launcher.optional import drill_report, layout_search
 from launcher.plan.plan import Plan, impossible
-from launcher.plan.schedule.timeline import text as drawn
-from launcher.plan.settings.encryption import trust
-from launcher.plan.show import SHORT, short, text
+from launcher.plan.resolve.encryption import trust
+from launcher.plan.show.text import SHORT, short, text
+from launcher.plan.show.timeline import text as drawn
 from launcher.plan.step_order import Phase, alone
 from launcher.plan.values.text import many
 from launcher.plan.verbs import saves_on_ranks
-from launcher.planner.plan_job import before_torch, plan_checked, planning
+from launcher.planner.plan_job import check_without_torch, plan_checked, planning
 from launcher.run import (
     execute,
     frozen_request,
@@ -39,7 +39,7 @@ from launcher.run import (
     submit_to_cluster,
     write_layout_files,
 )
-from launcher.run.ranks_and_resume import Chosen, Settled, open_ended, run_location, settle
+from launcher.run.resolved_request import Chosen, ResolvedRequest, open_ended, resolve_request, run_location
 from launcher.runtime import console_log, log, run_folder
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.processes.fork_server import prepare_server, serving
@@ -70,7 +70,7 @@ class Prepared:
     start, if they start here. ``remarks``: lines below a plan that is shown.
     """
 
-    settled: Settled
+    settled: ResolvedRequest
     chosen: Chosen
     plan: Plan | None = None
     start: launch.Start | None = None
@@ -100,7 +100,7 @@ def prepare(
         RequestError: With all problems of the first check that finds any.
         RunError: If none of the measured layouts could run.
     """
-    settled = settle(request, others, shown)
+    settled = resolve_request(request, others, shown)
     if until == "settings" and (open_ended(settled.job) or settled.job.show == "search"):
         layout_search.check(settled.job)
         return Prepared(settled, Chosen(settled.job))
@@ -111,7 +111,7 @@ def prepare(
         return Prepared(settled, chosen, previews=previews)
 
     # the settings, together with all other checks that need no torch
-    checked = before_torch(settled.resolved, [] if shown else preflight.before_plan(settled))
+    checked = check_without_torch(settled.resolved, [] if shown else preflight.before_plan(settled))
     if until == "settings":
         refuse(impossible(checked.stage_request))
         return Prepared(settled, chosen, previews=previews)
@@ -296,10 +296,10 @@ def _make_tokens(request: Request, others: FollowerRanks | None) -> None:
 
 def _choose_layout(job: Job, measure: bool, others: FollowerRanks | None) -> Chosen:
     """The layout that a search finds; that of ``job`` if it leaves nothing open. Raises ``RequestError``."""
-    return layout_search.settled(job, measure, others) if open_ended(job) else Chosen(job)
+    return layout_search.choose_layout(job, measure, others) if open_ended(job) else Chosen(job)
 
 
-def _start(settled: Settled, size: int) -> launch.Start:
+def _start(settled: ResolvedRequest, size: int) -> launch.Start:
     """How the ``size`` ranks start. Raises ``RequestError``; starts no rank.
 
     The server that forks them imports while this process plans.
@@ -317,7 +317,7 @@ def _shortage(job: Job, plan: Plan) -> list[str]:
 
 
 @contextmanager
-def _opened(settled: Settled, others: FollowerRanks | None) -> Iterator[Path]:
+def _opened(settled: ResolvedRequest, others: FollowerRanks | None) -> Iterator[Path]:
     """The locked run folder, which every rank sees."""
     job = settled.job
     if others is not None:
@@ -335,7 +335,7 @@ def _opened(settled: Settled, others: FollowerRanks | None) -> Iterator[Path]:
         yield folder
 
 
-def _reopen(settled: Settled, folder: Path) -> closing[status_record.RunStatus]:
+def _reopen(settled: ResolvedRequest, folder: Path) -> closing[status_record.RunStatus]:
     """The status of the run; it continues after the steps that earlier starts have done."""
     return closing(status_record.reopen(folder, settled.overrides, settled.config, anew=settled.anew))
 
@@ -354,7 +354,7 @@ def _submit(ready: Prepared, command: Sequence[str], folder: Path) -> dict[str, 
     assert ready.plan is not None
     with _reopen(ready.settled, folder) as record:
         _describe(ready, command, record)
-        message, more = submit_to_cluster.hand_over(ready.settled.job, ready.plan, folder)
+        message, more = submit_to_cluster.submit(ready.settled.job, ready.plan, folder)
         record.say("submitted" if more else "written", **more)
     say(f"{short(ready.plan)}\n{message}")
     return {}

@@ -17,7 +17,7 @@ from launcher.plan.values.text import bytes_text, many, scaled, seconds_text
 from launcher.run import slurm, slurm_files
 from launcher.run.submit_to_cluster import JOB, SKY
 from launcher.runtime import console_log, run_folder
-from launcher.runtime.run_folder import at_work
+from launcher.runtime.run_folder import running_launcher
 from launcher.untrusted.files import LINK, RefusedFile, brief, irregular, opened, parsed, read_json, stands
 
 FIGURES = ("loss", "step", "steps", "step_ms", "tokens_per_s")
@@ -102,7 +102,7 @@ def progress(run: Path) -> Iterator[str]:
         return
     state = str(status.get("status"))
     here = _manifest(run) is None and _job(run, status) is None
-    if state == "running" and here and at_work(run, patience_s=0) is None:
+    if state == "running" and here and running_launcher(run, patience_s=0) is None:
         state = "killed: the same command and run_dir resume it"
     yield state + (f": {status['error']}" if "error" in status else "")
     if kind := irregular(run / run_folder.NEXT_STATUS):
@@ -187,7 +187,7 @@ def _cancel(run: Path, status: dict[str, Any]) -> Iterator[str]:
     if state not in (ALIVE if manifest is None else (*ALIVE, WRITTEN)):
         raise RunError(f"{run}: it is {state}, so there is nothing to cancel")
     if number is None:
-        who = at_work(run, patience_s=0)
+        who = running_launcher(run, patience_s=0)
         if manifest is not None and who is None:
             raise RunError(f"{run}: it is a Kubernetes job: {_ends(manifest)} ends it after a save")
         cure = f"{who} runs it; end that process, and it saves" if who else "it was killed"

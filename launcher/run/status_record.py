@@ -19,8 +19,8 @@ from launcher.job import targets
 from launcher.job.schema import redact
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
-from launcher.plan.show import text
-from launcher.plan.to_json import as_json
+from launcher.plan.show.plan_json import as_json
+from launcher.plan.show.text import text
 from launcher.run.plan_pictures import pictures
 from launcher.runtime import code_versions, run_folder
 from launcher.runtime.cluster import launch_env

@@ -31,7 +31,7 @@ def problems(job: Job, outer: int | None) -> list[Problem]:
     return slurm.problems(job, outer)
 
 
-def hand_over(job: Job, plan: Plan, run: Path) -> tuple[str, dict[str, str]]:
+def submit(job: Job, plan: Plan, run: Path) -> tuple[str, dict[str, str]]:
     """Writes the job into the run folder, and submits it if requested.
 
     Returns a message, and additional fields for the status. Raises ``RunError``.

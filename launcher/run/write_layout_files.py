@@ -19,8 +19,8 @@ from launcher.job.schema.paths import RUN, place
 from launcher.optional import matrices, mindspore
 from launcher.plan.cut.stages import covers
 from launcher.plan.plan import Plan
-from launcher.plan.settings import rank_groups
 from launcher.plan.tensor_parallel import operator_strategy_file
+from launcher.run import rank_groups
 from launcher.runtime import run_folder
 
 

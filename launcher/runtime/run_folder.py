@@ -294,7 +294,7 @@ def locked(run: Path) -> Iterator[None]:
             yield
 
 
-def at_work(run: Path, patience_s: float) -> str | None:
+def running_launcher(run: Path, patience_s: float) -> str | None:
     """Describes the launcher that still holds ``run`` after ``patience_s``; ``None`` if none does."""
     if not (run / LOCK_FILE).is_file():
         return None

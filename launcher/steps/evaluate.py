@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate
-from launcher.plan.settings.checkpoint import AVERAGED
+from launcher.plan.resolve.checkpoint import AVERAGED
 from launcher.runtime.training import loop
 from launcher.runtime.training.session import Session
 from launcher.steps import export, transform
 from launcher.steps.file_checks import RunFiles
-from launcher.steps.model import held_out_loss, weights_in_one_process
+from launcher.steps.model import evaluate_in_one_process, weights_in_one_process
 
 
 def run_on_ranks(step: Evaluate, session: Session, job: Job) -> str:
@@ -48,7 +48,7 @@ def run_on_files(step: Evaluate, run: RunFiles) -> dict[str, float]:
         path = transform.transformed(run)
         assert path is not None, "the planner requires a transform before a step that reads its result"
         model = weights_in_one_process.from_checkpoint(run.job, path)
-    losses = held_out_loss.held_out(model, run.job, step.batches, run.plan.loss_terms)
+    losses = evaluate_in_one_process.held_out(model, run.job, step.batches, run.plan.loss_terms)
     figures = _figures_text(losses)
     run.say(f"evaluate: validation {figures} of the {step.of} model in one process")
     return {f"{step.of}_{name}": value for name, value in losses.items()}

@@ -48,8 +48,8 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.models import HuggingFace
 from launcher.job.schema.steps import Evaluate, Export, Transform
 from launcher.plan.plan import Plan
-from launcher.plan.settings.checkpoint import AVERAGED
-from launcher.plan.settings.encryption import Trust
+from launcher.plan.resolve.checkpoint import AVERAGED
+from launcher.plan.resolve.encryption import Trust
 from launcher.plan.values.module_names import listed
 from launcher.plan.values.precision import COMPUTE, DTYPE, HALF
 from launcher.plan.values.tensor_spec import TensorSpec
@@ -70,7 +70,7 @@ TOKENIZER = (
 """The file names that transformers reads; other files of a folder are not copied."""
 
 
-def settled(step: Export, job: Job) -> Export:
+def with_defaults(step: Export, job: Job) -> Export:
     """``step`` with defaults filled in: a transformers model is exported as a folder like its own."""
     if not isinstance(job.model, HuggingFace):
         return step
@@ -126,7 +126,7 @@ def opens_by_itself(step: Export, job: Job) -> HuggingFace | None:
     ``step`` is the request's: with the user's own tensor names it is unknown who reads them.
     """
     separate = job.model.lora is not None and step.lora == "separate"
-    full = settled(step, job)
+    full = with_defaults(step, job)
     if not isinstance(job.model, HuggingFace) or separate or full.format != "hf" or step.names is not None:
         return None
     return job.model
@@ -158,9 +158,9 @@ def texts(step: Export, job: Job, kept: str) -> dict[str, str]:
     """Files to generate: the config of the model as trained; ``kept``: the dtype of the run's weights."""
     if not isinstance(job.model, HuggingFace) or not generated_files(step, job):
         return {}
-    from launcher.models.hugging_face import config_text
+    from launcher.models.hugging_face import exported_config_json
 
-    return {CONFIG: config_text(job.model, dtype_of(step, job)("", kept))}
+    return {CONFIG: exported_config_json(job.model, dtype_of(step, job)("", kept))}
 
 
 SUMS = ("float32", "float64")
@@ -172,7 +172,7 @@ ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 def check(step: Export, at: FileChecks) -> list[Problem]:
     unused = [*_unused(step, at)]
-    step = settled(step, at.job)
+    step = with_defaults(step, at.job)
     problems = [*unused, *_own_problems(step, at)]
     if not problems and step.src is not None and at.here(step.src):
         src = Path(step.src)
@@ -215,7 +215,7 @@ def plan_problems(step: Export, at: FileChecks, plan: Plan) -> list[Problem]:
         return []
     if step.src is not None:
         return [*_of_another_model(step, at, plan)]
-    step = settled(step, at.job)
+    step = with_defaults(step, at.job)
     problems = at.problems("names", lambda: check_names(step, at.job, "the run", strategy_of_plan(plan)))
     return [*problems, *_unmerged(step, at, plan)]
 
@@ -236,7 +236,7 @@ def _of_another_model(step: Export, at: FileChecks, plan: Plan) -> Iterator[Prob
 
 def _unlike_config(step: Export, job: Job, strategy: Strategy, plan: Plan) -> str:
     """Why nobody could open the export: its config describes the request's model, not the checkpoint's."""
-    model, full = job.model, settled(step, job)
+    model, full = job.model, with_defaults(step, job)
     if not isinstance(model, HuggingFace) or not (_apart(full, job) or generated_files(full, job)):
         return ""
     why = _difference(strategy, plan, dtypes=False)
@@ -278,7 +278,7 @@ def _unmerged(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:
 
 def run_on_files(step: Export, run: RunFiles) -> dict[str, float]:
     """Writes the export; returns the loss of what was written, if it is checked."""
-    requested, step, path = step, settled(step, run.job), export_folder(run)
+    requested, step, path = step, with_defaults(step, run.job), export_folder(run)
     make_folder(path.parent)
     figures: dict[str, float] = {}
     lines: list[str] = []
@@ -312,7 +312,7 @@ def _compared(
     ``itself``: the model that transformers must get when it opens the folder. Raises ``RunError`` if a
     difference is too large.
     """
-    from launcher.steps.model import exported_folder, held_out_loss, weights_in_one_process
+    from launcher.steps.model import evaluate_in_one_process, exported_folder, weights_in_one_process
 
     job, before, terms = run.job, run.figures, run.plan.loss_terms
     there = read(run, new)
@@ -327,12 +327,12 @@ def _compared(
     of = AVERAGED if step.weights == "ema" else ""
     evaluated = f"val_loss{of}" in before and before.get(f"val_step{of}") == before.get("saved_step")
     if not evaluated or not _is_newest(step, run):
-        loss = held_out_loss.held_out_loss(made, job, 1, terms)  # only shows that it runs
+        loss = evaluate_in_one_process.held_out_loss(made, job, 1, terms)  # only shows that it runs
         alone = "not compared: no 'evaluate' used these weights"
         say(f"export: validation loss {loss:.6f} of one batch in one process ({alone})")
         return {"exported_loss": loss}
 
-    loss = held_out_loss.held_out_loss(made, job, _batches(job), terms)
+    loss = evaluate_in_one_process.held_out_loss(made, job, _batches(job), terms)
 
     was = before[f"val_loss{of}"]
     gap = abs(loss - was)
@@ -506,7 +506,7 @@ def _with_base(run: RunFiles, adapters: Mapping[str, Tensor]) -> Mapping[str, Te
 def _step(run: RunFiles) -> Export:
     step = run.job.steps[run.name]
     assert isinstance(step, Export)
-    return settled(step, run.job)
+    return with_defaults(step, run.job)
 
 
 def _write(step: Export, run: RunFiles, path: Path, judge: Callable[[Path], None]) -> Report:

@@ -17,7 +17,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.paths import BEST, RUN, TAKEN
 from launcher.job.schema.steps import Step
 from launcher.plan.plan import Plan
-from launcher.plan.settings.encryption import Trust, trust
+from launcher.plan.resolve.encryption import Trust, trust
 from launcher.plan.verbs import VERBS, output, reads_best
 from launcher.runtime import run_folder
 
@@ -60,6 +60,13 @@ class FileChecks:
     def here(self, path: str | None) -> bool:
         """Returns true if ``path`` is named and can be checked now."""
         return path is not None and not self.later(path)
+
+    def source_problems(self, src: str | None, look: Callable[[Path], object]) -> list[Problem]:
+        """The errors that ``look`` raises for ``src``; none if earlier steps have yet to write it."""
+        if src is None or self.later(src):
+            return []
+        path = Path(src)
+        return self.problems("src", lambda: look(path))
 
     def problems(self, field: str, look: Look) -> list[Problem]:
         """The errors that ``look`` raises, as problems of the setting ``field``."""

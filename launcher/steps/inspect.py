@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from launcher.checkpoint.manifest import unvouched
 from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.verify import inspect
@@ -13,10 +11,7 @@ from launcher.steps.file_checks import FileChecks, RunFiles
 
 
 def check(step: Inspect, at: FileChecks) -> list[Problem]:
-    if step.src is None or at.later(step.src):
-        return []
-    src = Path(step.src)
-    return at.problems("src", lambda: open_checkpoint(src, at.trust))
+    return at.source_problems(step.src, lambda src: open_checkpoint(src, at.trust))
 
 
 def run_on_files(step: Inspect, run: RunFiles) -> dict[str, float]:

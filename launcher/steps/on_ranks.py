@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.checkpoint.manifest import unvouched
 from launcher.checkpoint.store import TRAINING, latest, older
+from launcher.job.schema.job import Job
 from launcher.job.schema.models import HuggingFace
 from launcher.optional import drill
 from launcher.parallel.fsdp.shard import warm_up
@@ -21,12 +22,11 @@ from launcher.runtime.training.session import Session
 from launcher.steps import module
 from launcher.steps.model import build_session, out_of_memory
 from launcher.steps.model.newest_checkpoint import newest_undamaged
-from launcher.steps.model.save_on_stop import rescued
 from launcher.steps.model.shared_construction import SharedMetaModels
 from launcher.steps.sent_to_ranks import RankSteps
 
 
-def shared(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
+def with_shared_models(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
     """The work of every rank; constructs the models once, before the ranks are forked."""
     drawn = SharedMetaModels()
     for name in todo.names:
@@ -108,7 +108,7 @@ def _session(world: World, todo: RankSteps, drawn: SharedMetaModels) -> Session:
             live.emit({"text": f"resuming from {resume.name}, after {done}{doubt}"})
     elif isinstance(todo.job.model, HuggingFace) and todo.job.model.weights:
         build_session.load_hf_weights(live, todo.job.model)
-    live.on_stop = partial(rescued, live, todo.job, live.step)
+    live.on_stop = partial(_rescued, live, todo.job, live.step)
     return live
 
 
@@ -132,3 +132,8 @@ def _again(live: Session, todo: RankSteps) -> Path | None:
         start = "training starts again" if todo.resume is None else f"this attempt starts from {todo.resume}"
         live.emit({"text": f"{text}: {start}"})
     return undamaged or todo.resume
+
+
+def _rescued(live: Session, job: Job, since: int) -> str | None:
+    """Saves if steps were trained ``since`` the weights were loaded; returns the checkpoint's name."""
+    return save.save(live, job.checkpoint.keep).name if live.step > since else None

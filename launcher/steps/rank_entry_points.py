@@ -20,8 +20,8 @@ def run_rank_steps(world: World, todo: RankSteps) -> dict[str, Any]:
     return on_ranks.run_rank_steps(world, todo)
 
 
-def shared(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
-    """``on_ranks.shared``, imported when it is called."""
+def with_shared_models(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
+    """``on_ranks.with_shared_models``, imported when it is called."""
     from launcher.steps import on_ranks
 
-    return on_ranks.shared(todo)
+    return on_ranks.with_shared_models(todo)

@@ -28,7 +28,7 @@ from launcher.errors import Problem, refuse
 from launcher.job.schema.steps import Transform
 from launcher.optional import lacking, mindspore
 from launcher.plan.plan import Plan
-from launcher.plan.settings.encryption import ANYONE, Trust
+from launcher.plan.resolve.encryption import ANYONE, Trust
 from launcher.plan.values.text import bytes_text, many
 from launcher.plan.verbs import TRANSFORMED, reads_best
 from launcher.steps.file_checks import FileChecks, RunFiles

@@ -10,17 +10,14 @@ from launcher.checkpoint.transform import is_checkpoint
 from launcher.checkpoint.verify import verify
 from launcher.errors import Problem
 from launcher.job.schema.steps import Verify
-from launcher.plan.settings.encryption import Trust
+from launcher.plan.resolve.encryption import Trust
 from launcher.plan.values.text import bytes_text, many
 from launcher.steps.file_checks import FileChecks, RunFiles
 
 
 def check(step: Verify, at: FileChecks) -> list[Problem]:
     """Checks only that the checkpoint can be opened; the step itself checks the rest."""
-    if step.src is None or at.later(step.src):
-        return []
-    src = Path(step.src)
-    return at.problems("src", lambda: _check_openable(src, at.trust))
+    return at.source_problems(step.src, lambda src: _check_openable(src, at.trust))
 
 
 def _check_openable(folder: Path, trust: Trust) -> None:

@@ -25,7 +25,7 @@ from launcher.checkpoint import write_rank as write
 from launcher.checkpoint.manifest import authentic, read_manifest, unvouched, write_manifest
 from launcher.checkpoint.store import identity
 from launcher.checkpoint.tensorfile.encryption import ANOTHER, FORMS, key_id
-from launcher.plan.settings.encryption import Trust
+from launcher.plan.resolve.encryption import Trust
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import blobs_of_rank, edit, filled, save, small
 

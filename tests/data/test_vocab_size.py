@@ -11,7 +11,7 @@ from launcher.__main__ import main
 from launcher.data.spec import vocab
 from launcher.data.vocab_size import with_vocabulary
 from launcher.errors import RequestError
-from launcher.planner.plan_job import before_torch, plan_job, settled
+from launcher.planner.plan_job import check_without_torch, plan_job, resolve_job
 from tests.data.token_bytes import little, own
 from tests.plan.made import job
 
@@ -46,9 +46,9 @@ def test_the_plan_notes_the_vocab_size_that_null_resolves_to(file):
 
 
 def test_a_model_may_have_more_rows_than_there_are_tokens_but_not_fewer(file):
-    before_torch(settled(tokens_job(file, "model.vocab_size=320")))
+    check_without_torch(resolve_job(tokens_job(file, "model.vocab_size=320")))
     with pytest.raises(RequestError) as refused:
-        before_torch(settled(tokens_job(file, "model.vocab_size=299")))
+        check_without_torch(resolve_job(tokens_job(file, "model.vocab_size=299")))
     assert str(refused.value) == (
         "model.vocab_size: 299 are too few for the 300 tokens of data tokens (try: model.vocab_size=300)"
     )
@@ -63,7 +63,7 @@ def test_a_null_vocab_size_of_the_model_is_that_of_its_data():
 def test_null_beside_a_class_of_the_users_own_is_refused():
     words = ("data=null", "data._target_=tests.data.own.Ramp", "security.allow=[tests]", "model.vocab_size=null")
     with pytest.raises(RequestError) as refused:
-        before_torch(settled(job(*words, "steps=[train]")))
+        check_without_torch(resolve_job(job(*words, "steps=[train]")))
     assert str(refused.value) == (
         "model.vocab_size: null: your own data class does not define the number of tokens; set it here"
     )
@@ -71,7 +71,7 @@ def test_null_beside_a_class_of_the_users_own_is_refused():
 
 def test_images_are_not_what_a_language_model_reads_and_tokens_not_what_others_read(file):
     with pytest.raises(RequestError) as refused:
-        before_torch(settled(tokens_job(file, "model=resnet50")))
+        check_without_torch(resolve_job(tokens_job(file, "model=resnet50")))
     assert str(refused.value) == "model: model resnet reads images, data tokens has tokens"
 
 
@@ -96,9 +96,9 @@ def test_files_of_tokens_are_checked_without_torch(file):
     code = (
         "import sys\n"
         "from launcher.job.compose import compose\n"
-        "from launcher.planner.plan_job import before_torch, settled\n"
+        "from launcher.planner.plan_job import check_without_torch, resolve_job\n"
         f"job = compose(['recipe=lm_single', 'data=tokens', 'data.path={file}', 'steps=[train]']).job\n"
-        "assert before_torch(settled(job)).job.model.vocab_size == 300\n"
+        "assert check_without_torch(resolve_job(job)).job.model.vocab_size == 300\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

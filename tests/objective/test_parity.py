@@ -20,7 +20,7 @@ from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop
 from launcher.steps.certification.compare import Piece, error, pieces
-from launcher.steps.model import build_session, held_out_loss
+from launcher.steps.model import build_session, evaluate_in_one_process
 from tests.parallel.sources import Holed, Measured
 from tests.parity import job, plain, whole
 from tests.ranks import DRAWN, on_ranks
@@ -178,4 +178,4 @@ def test_losses_and_metrics_are_those_of_plain_torch(layout: str, tmp_path: Path
             for n, t in whole(plan, [p for r in ranks for p in r[name][3]]).items()
         }
         assert {n: e for n, e in off.items() if not e <= 1e-12} == {}, name
-        assert_close(held_out_loss.held_out(after, j, None), figures(name, after, "val"))
+        assert_close(evaluate_in_one_process.held_out(after, j, None), figures(name, after, "val"))

@@ -15,7 +15,7 @@ from launcher.__main__ import main
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.planner.plan_job import plan_job
-from launcher.steps.model import held_out_loss
+from launcher.steps.model import evaluate_in_one_process
 from tests.objective import trained
 from tests.parallel.sources import Holed
 from tests.parity import job, plain
@@ -70,7 +70,9 @@ def test_structured_outputs_train_as_in_plain_torch(layout: str, tmp_path: Path)
             loss, distance = mean(model(held.tokens), held.following)
         want.held_out = {"val_loss": loss.item(), "val_value_distance": distance.item()}
         trained.assert_same(got, want)
-        assert held_out_loss.held_out(model, jobs[kind], None)["loss"] == pytest.approx(loss.item(), rel=1e-12)
+        assert evaluate_in_one_process.held_out(model, jobs[kind], None)["loss"] == pytest.approx(
+            loss.item(), rel=1e-12
+        )
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -8,8 +8,8 @@ import pytest
 
 from launcher.job.schema.job import Job
 from launcher.parallel.mesh import local
-from launcher.plan import show
 from launcher.plan.plan import Plan
+from launcher.plan.show import text as plan_text
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.testing.meters import CollectiveMeter
@@ -156,6 +156,6 @@ def test_the_plan_says_how_much_of_a_backward_waits():
     """A frozen layer defers nothing; other layers do not defer the half for input gradients."""
     plan = plan_job(own("nets.FrozenFirst", ["int64", 5], stages=FROZEN, parallel=pipeline("zero_bubble_h1", FROZEN)))
     assert [(s.flops, s.deferred) for s in plan.stages] == [(2 * 15 * 36, 0), (2 * 15 * (36 + 18), 2 * 15 * (36 + 18))]
-    lines = " ".join(show.text(plan).split())
+    lines = " ".join(plan_text.text(plan).split())
     assert "0 on rank 0: embed, a; 90 parameters, 1.1 kFLOP forward a micro batch, 0% of its backward deferred" in lines
     assert "1 on rank 1: b, head; 63 parameters, 1.6 kFLOP forward a micro batch, 50% of its backward deferred" in lines

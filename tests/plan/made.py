@@ -12,7 +12,7 @@ from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.plan import Plan, ask, leaves, plan
-from launcher.plan.settings.stage_config import StageRequest
+from launcher.plan.resolve.stage_config import StageRequest
 from launcher.plan.values.model_graph import Graph, ModelStructure, Node, Param
 from launcher.plan.values.tensor_spec import TensorSpec
 

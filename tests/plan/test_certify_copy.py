@@ -6,7 +6,7 @@ from launcher.job.schema.data import apart
 from launcher.job.schema.steps import Certify
 from launcher.plan.certify_copy import copies, notes, reduced
 from launcher.plan.plan import ask
-from launcher.plan.settings.grid import sizes
+from launcher.plan.resolve.grid import sizes
 from launcher.plan.sizes import Sizes
 from tests.plan.made import job
 

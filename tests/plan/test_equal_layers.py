@@ -8,7 +8,7 @@ import pytest
 
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
-from launcher.plan.to_json import as_json
+from launcher.plan.show.plan_json import as_json
 from launcher.planner import extrapolated_layers
 from launcher.planner.extrapolated_layers import DEEP, Unlike, shallow
 from launcher.planner.plan_job import plan_job

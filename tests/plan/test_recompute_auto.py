@@ -12,7 +12,7 @@ from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.plan.recompute_auto import blocks, with_policies
-from launcher.plan.show import text
+from launcher.plan.show.text import text
 from launcher.plan.values.text import GB
 from launcher.planner.plan_job import plan_job
 from tests.parity import job

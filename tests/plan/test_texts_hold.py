@@ -15,7 +15,7 @@ from typing import Any
 
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
-from launcher.plan.show import SHORT, short, text
+from launcher.plan.show.text import SHORT, short, text
 from launcher.planner.plan_job import plan_job
 from tests.parity import job
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.job.compose import compose
-from launcher.plan.to_json import as_json
+from launcher.plan.show.plan_json import as_json
 from launcher.planner.plan_job import plan_job
 from launcher.planner.trace_model import Traces
 from tests.parity import job, own

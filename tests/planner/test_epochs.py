@@ -13,7 +13,7 @@ from launcher.__main__ import main
 from launcher.data.shuffle import Indices, batch_indices
 from launcher.data.source import Source
 from launcher.errors import RequestError
-from launcher.plan.show import text
+from launcher.plan.show.text import text
 from launcher.planner.plan_job import plan_job
 from tests.plan.made import job
 from tests.run.launching import TINY, metrics, run, shape, tensors

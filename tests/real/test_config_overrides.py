@@ -202,7 +202,7 @@ def test_a_method_is_no_setting(key: str, tmp_path: Path) -> None:
 def test_the_config_of_a_model_that_also_sees_is_written_as_it_was_read(tmp_path: Path) -> None:
     from transformers import Gemma3Config
 
-    from launcher.models.hugging_face import config_text, from_folder, unlike_settings
+    from launcher.models.hugging_face import exported_config_json, from_folder, unlike_settings
 
     text = {
         "hidden_size": 32,
@@ -215,6 +215,6 @@ def test_the_config_of_a_model_that_also_sees_is_written_as_it_was_read(tmp_path
     Gemma3Config(text_config=text, vision_config=seen).save_pretrained(tmp_path)
     settings = HuggingFace(name="hf", path=str(tmp_path), weights=False)
     assert not from_folder(settings).config.text_config.use_cache
-    (tmp_path / "config.json").write_text(config_text(settings, "float32"))
+    (tmp_path / "config.json").write_text(exported_config_json(settings, "float32"))
     assert config(tmp_path).text_config.use_cache
     assert unlike_settings(settings, str(tmp_path)) == []

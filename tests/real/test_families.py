@@ -224,8 +224,10 @@ def test_a_folder_that_reads_back_as_another_model_is_not_left(
     from launcher.models import hugging_face
     from tests.real.families import described
 
-    right = hugging_face.config_text
-    monkeypatch.setattr(hugging_face, "config_text", lambda *a: right(*a).replace('"rope_theta": ', '"rope_theta": 7'))
+    right = hugging_face.exported_config_json
+    monkeypatch.setattr(
+        hugging_face, "exported_config_json", lambda *a: right(*a).replace('"rope_theta": ', '"rope_theta": 7')
+    )
     words = ("model.weights=false", "train.steps=1", "steps=[train,save,export]", "launch.nproc=1")
     assert main(typed(described("llama", tmp_path / "m"), tmp_path / "run", *words)) == 1
     assert "the written config.json describes another model: rope_parameters" in capsys.readouterr().err

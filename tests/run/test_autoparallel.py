@@ -20,10 +20,9 @@ from launcher.extras.mindspore.to_ours import to_strategy
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
-from launcher.plan.settings import rank_groups
 from launcher.plan.tensor_parallel import operator_strategy_file
 from launcher.planner.plan_job import plan_job
-from launcher.run import write_layout_files
+from launcher.run import rank_groups, write_layout_files
 from launcher.runtime.training.metrics_file import read
 from tests.run.launching import losses, status
 
@@ -117,7 +116,7 @@ def test_layout_files_may_have_mindspores_format_with_one_per_rank(tmp_path: Pat
     back = to_strategy(read_strategy(tmp_path / "merged.ckpt"), specs)
     assert {n: meaning(e.layout) for n, e in back.entries.items()} == {p.name: meaning(p.layout) for p in plan.params}
     for rank in range(4):
-        found = strategy_file.read(tmp_path / f"comm_group_{rank}.ckpt")
+        found = strategy_file.read_groups(tmp_path / f"comm_group_{rank}.ckpt")
         groups = rank_groups.groups(plan.sizes.grid, plan.ties)
         want = {ranks for group in groups for ranks in group.ranks if rank in ranks}
         assert set(found.groups.values()) == want
@@ -127,7 +126,7 @@ def test_layout_files_may_have_mindspores_format_with_one_per_rank(tmp_path: Pat
 def test_one_file_for_all_ranks_holds_the_next_run_too(tmp_path: Path) -> None:
     save = [f"parallel.param_strategy.save={tmp_path}/p.ckpt", f"parallel.group_file={tmp_path}/g.ckpt"]
     _, plan = written(tmp_path, *save)
-    assert set(strategy_file.read(tmp_path / "g.ckpt").groups.values()) == {
+    assert set(strategy_file.read_groups(tmp_path / "g.ckpt").groups.values()) == {
         r for g in rank_groups.groups(plan.sizes.grid, plan.ties) for r in g.ranks
     }
     load_it = f"parallel.param_strategy.load={tmp_path}/p.ckpt"

@@ -12,7 +12,7 @@ from launcher.checkpoint.export_one_file import read_full
 from launcher.checkpoint.layout.strategy import single
 from launcher.checkpoint.read import open_checkpoint, read_rank
 from launcher.job.compose import compose
-from launcher.plan.show import text
+from launcher.plan.show.text import text
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.training import loop
 from launcher.runtime.training.session import Session

@@ -17,7 +17,7 @@ from launcher.checkpoint.tensorfile import safetensors
 from launcher.errors import Problem
 from launcher.job import overrides
 from launcher.job.cures.validation_errors import counted, shown
-from launcher.plan.settings import transformer_opt
+from launcher.plan.resolve import transformer_opt
 from launcher.plan.values.tensor_spec import TensorSpec
 
 MANY = 2_000

@@ -16,9 +16,9 @@ from launcher.extras.mindspore.merge_strategies import merged_file
 from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.job.compose import compose
 from launcher.plan.plan import Plan
-from launcher.plan.settings.rank_groups import as_json
 from launcher.planner.plan_job import plan_job
 from launcher.run import write_layout_files
+from launcher.run.rank_groups import as_json
 from launcher.run.status_record import RunStatus, reopen
 from launcher.runtime.training.metrics_file import read
 from tests.run.launching import TINY, run, status

@@ -4,7 +4,7 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.job.compose import compose
-from launcher.plan.show import SHORT, short, text
+from launcher.plan.show.text import SHORT, short, text
 from launcher.planner.plan_job import plan_job
 from launcher.run import memory_check
 

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.job.compose import compose
-from launcher.plan.settings import sizes
+from launcher.plan.resolve import sizes
 
 PAGE = "steps=[train,save,load,broadcast,train]"
 """The steps of the script on MindSpore's page on parameter_broadcast."""

@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 
 from launcher.__main__ import main
 from launcher.checkpoint import Blob, open_checkpoint, read_full, verify
-from launcher.checkpoint.chunked import slices
+from launcher.checkpoint.box_bytes import box_index
 from launcher.checkpoint.layout import strategy_file as ours
 from launcher.checkpoint.read import read_rank
 from launcher.checkpoint.tensorfile.safetensors import words
@@ -163,7 +163,7 @@ def test_dims_that_the_source_cuts_for_operators_are_cut_over_tp() -> None:
                 continue
             box = cut.entries[name].layout.box(rank)
             assert box is not None
-            assert np.array_equal(words(blob.data, blob.spec), words(full[name].data, full[name].spec)[slices(box)])
+            assert np.array_equal(words(blob.data, blob.spec), words(full[name].data, full[name].spec)[box_index(box)])
             halved += blob.spec.nbytes * 2 == full[name].spec.nbytes
     assert halved
 

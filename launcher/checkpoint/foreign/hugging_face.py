@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy.typing as npt
 
+from launcher.checkpoint.box_bytes import box_index
 from launcher.checkpoint.cast import cast_chunks
-from launcher.checkpoint.chunked import slices
 from launcher.checkpoint.foreign.lora_adapters import Adapters, chunks, merged
 from launcher.checkpoint.foreign.names import Renamed, Table, renamed
 from launcher.checkpoint.full_tensors import FullTensors
@@ -32,7 +32,7 @@ from launcher.checkpoint.tensorfile.safetensors import (
     write_stream,
 )
 from launcher.checkpoint.transform import PEAK, Report
-from launcher.plan.settings.encryption import ANYONE, Trust
+from launcher.plan.resolve.encryption import ANYONE, Trust
 from launcher.plan.values.layout import Box
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.untrusted.files import RefusedFile, read_json, stands
@@ -282,7 +282,7 @@ class Joined:
             if both is not None:
                 there, here = both.within(box), both.within(part)
                 matrix = Box(there.lo[-2:], there.hi[-2:])  # the box in one expert's matrix
-                self.source.fill(piece, matrix, out[slices(here)].reshape(matrix.shape))
+                self.source.fill(piece, matrix, out[box_index(here)].reshape(matrix.shape))
 
 
 def joined(source: FullTensors, model_type: object, ours: Mapping[str, TensorSpec]) -> FullTensors:

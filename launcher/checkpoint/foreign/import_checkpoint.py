@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
-from launcher.checkpoint.chunked import gathered
+from launcher.checkpoint.box_bytes import stream_box
 from launcher.checkpoint.foreign.hugging_face import INDEX, SINGLE_FILE, read_hf
 from launcher.checkpoint.foreign.names import Table, kind_of, renamed
 from launcher.checkpoint.foreign.recognize_strategy import open_strategy
@@ -260,7 +260,7 @@ def import_tensors(
     workers = 1 + len(beside)
 
     def cut(source: FullTensors, name: str, box: Box) -> Iterator[memoryview]:
-        return gathered(box, specs[names[name]].dtype, partial(source.fill, names[name]))
+        return stream_box(box, specs[names[name]].dtype, partial(source.fill, names[name]))
 
     # a source serves one thread at a time
     free = SimpleQueue[FullTensors]()
@@ -352,7 +352,7 @@ def pieces_of_rank(src: FullTensors, target: Strategy, rank: int) -> Iterator[tu
         assert box is not None
         spec = specs[names[name]]
         data = bytearray()
-        for chunk in gathered(box, spec.dtype, partial(src.fill, names[name])):
+        for chunk in stream_box(box, spec.dtype, partial(src.fill, names[name])):
             data += chunk
         yield name, Blob.of(spec.dtype, box.shape, data)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from launcher.checkpoint.box_bytes import BUFFER
 from launcher.checkpoint.cast import numbers
-from launcher.checkpoint.chunked import BUFFER
 from launcher.checkpoint.layout.derive_strategy import sources
 from launcher.checkpoint.layout.shards import full_box, slabs
 from launcher.checkpoint.layout.strategy import Entry, Strategy
@@ -20,7 +20,7 @@ from launcher.checkpoint.store import check_apart, check_destination, fresh
 from launcher.checkpoint.tensorfile.disk import sync, write_text
 from launcher.checkpoint.tensorfile.safetensors import write_stream
 from launcher.checkpoint.transform import PEAK, Report
-from launcher.plan.settings.encryption import ANYONE, Trust
+from launcher.plan.resolve.encryption import ANYONE, Trust
 from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.layout import Box
 from launcher.plan.values.precision import HALF

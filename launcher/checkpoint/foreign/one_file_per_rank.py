@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from launcher.checkpoint.chunked import gathered
+from launcher.checkpoint.box_bytes import stream_box
 from launcher.checkpoint.foreign.import_checkpoint import foreign, form_of, is_foreign
 from launcher.checkpoint.foreign.recognize_strategy import open_strategy
 from launcher.checkpoint.layout.strategy import match
@@ -17,7 +17,7 @@ from launcher.checkpoint.store import check_apart, check_destination
 from launcher.checkpoint.tensorfile.disk import WriteBehind
 from launcher.checkpoint.transform import PEAK, Report
 from launcher.optional import mindspore
-from launcher.plan.settings.encryption import ANYONE, Trust
+from launcher.plan.resolve.encryption import ANYONE, Trust
 
 STRATEGY = "strategy.json"
 """The file next to rank files that describes their layout."""
@@ -88,7 +88,7 @@ def writer(
         boxes = mindspore.held_boxes(after, rank)
 
         def chunks(name: str) -> Iterator[memoryview]:
-            return gathered(boxes[name], after.entries[name].dtype, partial(source.fill, names[name]))
+            return stream_box(boxes[name], after.entries[name].dtype, partial(source.fill, names[name]))
 
         mindspore.write_held(path, after, rank, chunks, behind=behind)
 

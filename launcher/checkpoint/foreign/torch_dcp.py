@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from launcher.checkpoint.chunked import gathered, slices
+from launcher.checkpoint.box_bytes import box_index, stream_box
 from launcher.checkpoint.layout.shards import full_box, untiled
 from launcher.checkpoint.tensorfile.mmap_window import OPEN, Window
 from launcher.checkpoint.tensorfile.safetensors import ByteRange, described, mapped
@@ -425,7 +425,7 @@ class DcpFolder:
     def chunks(self, name: str) -> Iterator[memoryview]:
         """Yields the bytes of the tensor, in order. A chunk is valid until the next one is taken."""
         spec = self.specs[name]
-        return gathered(full_box(spec.shape), spec.dtype, lambda part, out: self.fill(name, part, out))
+        return stream_box(full_box(spec.shape), spec.dtype, lambda part, out: self.fill(name, part, out))
 
     def _find(self, name: str, chunk: Chunk) -> PickledTensor:
         path = self.folder / chunk.file
@@ -453,8 +453,8 @@ class DcpFolder:
             both = chunk.box & part
             if not both:
                 continue
-            there = slices(both.within(chunk.box))
-            here = out[slices(both.within(part))]
+            there = box_index(both.within(chunk.box))
+            here = out[box_index(both.within(part))]
 
             # the window reads contiguous tensors only
             path = self.folder / chunk.file

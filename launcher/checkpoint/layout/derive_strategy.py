@@ -9,8 +9,8 @@ from math import prod
 from launcher.checkpoint.layout.strategy import STAGE, Entry, Strategy, relaid, stages
 from launcher.errors import Problem, RequestError
 from launcher.plan.plan import Plan
-from launcher.plan.settings.checkpoint import AVERAGE
-from launcher.plan.settings.transform_targets import unmergeable
+from launcher.plan.resolve.checkpoint import AVERAGE
+from launcher.plan.resolve.transform_targets import unmergeable
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.optimizer import factor
 

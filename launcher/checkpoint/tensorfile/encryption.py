@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from launcher.checkpoint.tensorfile.disk import named_errors
 from launcher.optional import install_command
-from launcher.plan.settings.encryption import PLACE, place_text
+from launcher.plan.resolve.encryption import PLACE, place_text
 from launcher.untrusted.files import opened
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
-from launcher.data.file_kinds import BadFile, by_start
+from launcher.data.file_kinds import BadFile, kind_by_start
 from launcher.data.tokens.corpus import files_of
 from launcher.job.schema.data import Paths
 from launcher.optional import install_command
@@ -164,7 +164,7 @@ def _of_datasets(path: str) -> list[str]:
 
 def _check_start(head: bytes, form: Form, packing: str) -> None:
     """Raises ``BadFile`` if the first bytes show another kind of file than the name."""
-    kind = by_start(head)
+    kind = kind_by_start(head)
     expected = PACKINGS.get(packing) or {"parquet": "Parquet", "arrow": "Arrow"}.get(form)
     if form == "arrow" and kind is None:
         return  # a stream of record batches has no signature

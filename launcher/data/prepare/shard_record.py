@@ -13,7 +13,7 @@ from launcher.data.file_kinds import BadFile
 from launcher.data.prepare.documents import Position
 from launcher.data.prepare.lock import LOCK
 from launcher.data.prepare.progress import Progress
-from launcher.data.tokens.formats import token_file
+from launcher.data.tokens.formats import sync, token_file
 from launcher.untrusted.files import read_json
 
 MANIFEST = "prepared.json"
@@ -77,7 +77,7 @@ def publish(folder: Path, dst: Path, manifest: dict[str, Any]) -> None:
         shutil.rmtree(old, ignore_errors=True)
         dst.replace(old)
     folder.replace(dst)
-    _sync(dst.parent)
+    sync(dst.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -100,7 +100,7 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def published(dst: Path) -> dict[str, Any] | None:
@@ -138,11 +138,3 @@ def empty(folder: Path) -> None:
     for path in folder.iterdir():
         if path.name != LOCK:
             path.unlink()
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

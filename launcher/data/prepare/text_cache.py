@@ -77,7 +77,7 @@ def make(settings: Text, say: Callable[[str], None], speed: ProgressReporter) ->
             shard_record.remove_unused(folder)
 
 
-def opened(settings: Text) -> TextTokens | None:
+def cached_tokens(settings: Text) -> TextTokens | None:
     """Returns the tokens that ``make`` has cached; ``None`` if they are not cached."""
     if settings.cache is None:
         return None

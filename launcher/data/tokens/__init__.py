@@ -1,3 +1,3 @@
 """Token files of any size, their mixtures, and the windows that are samples."""
 
-__all__ = ["token_ids"]
+__all__ = ["vocab_range_check"]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from launcher.data.shuffle import permutation
 from launcher.data.tokens.formats import mapped
-from launcher.data.tokens.megatron import TokenFile
+from launcher.data.tokens.token_file import TokenFile
 
 Numbers = NDArray[np.int64]
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from launcher.data.file_kinds import BadFile
 from launcher.data.tokens.bin_packing import document_index
 from launcher.data.tokens.formats import token_file
-from launcher.data.tokens.megatron import TokenFile
+from launcher.data.tokens.token_file import TokenFile
 from launcher.errors import Problem, error_text
 from launcher.job.schema.data import Paths, Tokens
 from launcher.untrusted.hub_name_hint import download_hint

@@ -15,9 +15,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from launcher.data.file_kinds import BadFile, by_start
+from launcher.data.file_kinds import BadFile, kind_by_start
 from launcher.data.tokens import megatron
-from launcher.data.tokens.megatron import TokenFile
+from launcher.data.tokens.token_file import TokenFile
 from launcher.errors import RunError
 from launcher.untrusted.files import opened
 
@@ -161,7 +161,7 @@ def token_file(path: Path, dtype: str) -> TokenFile:
         return with_header(path, start, size)
 
     # two bytes that match a signature could be a token
-    kind = by_start(start, least=4)
+    kind = kind_by_start(start, least=4)
     if kind is not None:
         raise BadFile(f"{kind.kind} by its first bytes, not tokens alone: {READ}")
     return without_header(path, start, size, dtype)
@@ -279,7 +279,7 @@ class TokenWriter:
                     os.fsync(file.fileno())
             if kind is None:
                 self._new.replace(self.path)
-                _sync(self.path.parent)
+                sync(self.path.parent)
         finally:
             self._new.unlink(missing_ok=True)
 
@@ -288,7 +288,7 @@ class TokenWriter:
         return TokenHeader(self.itemsize, self.tokens, self.vocab_size, self.end_of_document, digest)
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
     """Syncs the names in ``folder`` to disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

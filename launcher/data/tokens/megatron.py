@@ -1,11 +1,10 @@
-"""Describes token files, and reads the indices of Megatron."""
+"""Reads the indices of Megatron's token files."""
 
 from __future__ import annotations
 
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,25 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.data.file_kinds import BadFile
+from launcher.data.tokens.token_file import TokenFile
 from launcher.untrusted.files import opened
-
-
-@dataclass(frozen=True)
-class TokenFile:
-    """``tokens`` numbers of ``dtype``, little-endian, from byte ``offset`` of the file.
-
-    Every token is below ``vocab_size``. ``digest`` is the xxh3 (128 bits) of their bytes, hexadecimal.
-    ``end_of_document`` is the token that ends each document. Each of them is ``None`` if it is unknown.
-    """
-
-    path: Path
-    dtype: str
-    offset: int
-    tokens: int
-    vocab_size: int | None = None
-    digest: str | None = None
-    end_of_document: int | None = None
-
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1

@@ -14,7 +14,7 @@ from torch.utils import data as torch_data
 
 from launcher.data.shuffle import permutation
 from launcher.data.source import Dataset, Source
-from launcher.data.torch_datasets.stream import ENDLESS, IndexedStream, MapStyle, global_generators
+from launcher.data.torch_datasets.readers import ENDLESS, IndexedStream, MapStyle, global_generators
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.user_class import Target
 from launcher.job.targets import build, factory

@@ -11,7 +11,7 @@ from torch import Tensor
 from launcher.data.source import Dataset, Source
 from launcher.data.torch_datasets.items import problems
 from launcher.data.torch_datasets.open import KEY
-from launcher.data.torch_datasets.stream import IndexedStream, MapStyle
+from launcher.data.torch_datasets.readers import IndexedStream, MapStyle
 from launcher.errors import Problem
 
 ITEMS, TIMES = 4, 4

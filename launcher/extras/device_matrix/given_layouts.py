@@ -27,7 +27,7 @@ from launcher.extras.device_matrix.written_dims import (
 from launcher.extras.device_matrix.written_operator import Written
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.settings.dataset_strategy import written
+from launcher.plan.resolve.dataset_strategy import written
 from launcher.plan.tensor_parallel.module_strategies import strategy_problem
 from launcher.plan.tensor_parallel.strategies_of_layouts import KEY, ParamLayouts, cut_text
 from launcher.plan.values.layout import Layout, common_axes, rank_spans, within
@@ -172,7 +172,7 @@ def _dividing(layout: TensorLayout, axes: Mapping[str, tuple[int, ...]], size: i
     return tuple(out)
 
 
-def taken(
+def operand_layouts(
     graph: OpGraph, rules: Sequence[OpRule | None], written: Sequence[Written]
 ) -> dict[int, TensorLayout]:
     """The layouts in which operators with written strategies take values; the first one of each value."""

@@ -9,7 +9,7 @@ from math import prod
 from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.settings.hsdp import LEVEL, LEVELS
+from launcher.plan.resolve.hsdp import LEVEL, LEVELS
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from launcher.plan.values.setting import Setting

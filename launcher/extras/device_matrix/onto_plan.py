@@ -23,7 +23,7 @@ from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.memory.optimizer_state import StateSize
 from launcher.plan.plan import Plan
 from launcher.plan.refusals import model as model_refusals
-from launcher.plan.settings import transformer_opt
+from launcher.plan.resolve import transformer_opt
 from launcher.plan.tensor_parallel.module_strategies import unwrapped
 from launcher.plan.values.class_dims import class_dims
 from launcher.plan.values.dtypes import ITEMSIZE

@@ -14,7 +14,7 @@ from launcher.extras.device_matrix.given_layouts import (
     conflicts,
     followed,
     input_layouts,
-    taken,
+    operand_layouts,
     used,
 )
 from launcher.extras.device_matrix.hsdp import ShardedParam, at_rest
@@ -29,7 +29,7 @@ from launcher.extras.device_matrix.sharded_graph import ShardedGraph, sharded
 from launcher.extras.device_matrix.written_operator import Written
 from launcher.extras.device_matrix.written_strategies import read, unmatched
 from launcher.job.schema.job import Job
-from launcher.plan.settings.mode import searches
+from launcher.plan.resolve.mode import searches
 from launcher.plan.tensor_parallel.strategies_of_layouts import KEY as FILE
 from launcher.plan.values.resolved import Resolved
 from launcher.plan.values.tensor_spec import TensorSpec
@@ -332,7 +332,7 @@ def _stage(
     # a search takes the model's inputs in the layouts of their users, unless the request sets their layouts
     free = place.index == 0 and _searched(resolved) and isinstance(job.parallel.dataset_strategy, str)
     known_layouts = {} if free else dict(zip(graph.inputs, arrive, strict=True))
-    of_file, wrong = _of_file(job, graph, file, taken(graph, rules, written))
+    of_file, wrong = _of_file(job, graph, file, operand_layouts(graph, rules, written))
     problems += wrong
     known_layouts |= of_file
     known_layouts |= {v: known[name] for name, v in graph.params if name in known}

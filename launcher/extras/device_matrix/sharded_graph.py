@@ -210,7 +210,7 @@ def taken(graph: ShardedGraph, way: InputLayout) -> RedistributionPair | None:
     return _move(graph, way.value, graph.layouts[way.value], way.layout, terms=way.terms)
 
 
-def settled(graph: ShardedGraph, value: int) -> RedistributionPair | None:
+def move_to_rest(graph: ShardedGraph, value: int) -> RedistributionPair | None:
     """The move of a value from the layout in which an operator makes it to its layout at rest, if any."""
     if graph.made[value].canonical == graph.layouts[value].canonical:
         return None
@@ -234,7 +234,7 @@ def moves(graph: ShardedGraph) -> Iterator[RedistributionPair]:
             yield move
     for node in graph.graph.nodes:
         for value in node.outs:
-            move = settled(graph, value)
+            move = move_to_rest(graph, value)
             if move is not None and graph.users[value]:
                 yield move
 

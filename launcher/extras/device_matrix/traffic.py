@@ -16,8 +16,8 @@ from launcher.extras.device_matrix.sharded_graph import (
     ShardedGraph,
     gathered,
     gradient_flow,
+    move_to_rest,
     reduced,
-    settled,
     taken,
 )
 from launcher.plan.cut.stages import BoundaryTensor
@@ -125,7 +125,7 @@ def _moves(calls: CollectiveCounter, graph: ShardedGraph, flow: GradientFlow, mi
                 calls.add(move.backward, itemsize, micros)
     for node in graph.graph.nodes:
         for value in node.outs:
-            move = settled(graph, value)
+            move = move_to_rest(graph, value)
             if move is not None and graph.users[value]:
                 itemsize = WIDTH[values[value].spec.dtype]
                 calls.add(move.forward, itemsize, micros)

@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.plan.tensor_parallel.strategy_reader import entry_names
+from launcher.plan.values.grid import divisors
 from launcher.plan.values.text import many
 
 
@@ -22,15 +23,6 @@ class Axes:
 
     matrix: tuple[int, ...]
     places: Mapping[str, int]
-
-
-def divisors(n: int) -> list[int]:
-    """The divisors of ``n``, ascending.
-
-    >>> divisors(12)
-    [1, 2, 3, 4, 6, 12]
-    """
-    return [k for k in range(1, n + 1) if n % k == 0]
 
 
 def text(value: Any) -> str:

@@ -16,7 +16,6 @@ from launcher.extras.device_matrix.written_dims import (
     UnfitError,
     device_matrix,
     dividing_slices,
-    divisors,
     named_axes,
     named_layout,
     nearest_slices,
@@ -27,6 +26,7 @@ from launcher.extras.device_matrix.written_dims import (
 )
 from launcher.plan.tensor_parallel.module_strategies import KEY
 from launcher.plan.tensor_parallel.strategy_reader import named_matrix
+from launcher.plan.values.grid import divisors
 from launcher.plan.values.resolved import StrategyOrigin
 
 WORDS = ("in", "out", "input", "output", "makes", "matrix", "axes")

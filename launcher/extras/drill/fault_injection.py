@@ -18,7 +18,7 @@ from launcher.checkpoint.write import Chunks, RankRecord, RankWriter
 from launcher.errors import RunError
 from launcher.extras.drill import record
 from launcher.plan.drill import WRITING, DrillFault
-from launcher.plan.settings.encryption import Trust
+from launcher.plan.resolve.encryption import Trust
 from launcher.plan.values.layout import Box
 from launcher.runtime.cluster.world import World
 

@@ -14,7 +14,7 @@ from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.errors import RunError
 from launcher.extras.drill import record
 from launcher.plan.drill import DrillFault
-from launcher.plan.settings.encryption import Trust
+from launcher.plan.resolve.encryption import Trust
 
 FILE = "drill.json"
 Hear = Callable[[int, object], None]

@@ -18,7 +18,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.launch import Kubernetes
 from launcher.plan.plan import Plan
 from launcher.run import frozen_request
-from launcher.run.ranks_and_resume import run_location
+from launcher.run.resolved_request import run_location
 from launcher.run.submit_to_cluster import JOB, SKY
 
 CONTAINER = "pytorch"

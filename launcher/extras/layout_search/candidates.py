@@ -13,6 +13,7 @@ from launcher.job.schema.parallel import CommFusion, Grid, Hsdp, Network, Recomp
 from launcher.job.schema.search import AUTO, Search
 from launcher.plan.schedule.schedules import RULES
 from launcher.plan.time.speeds import Speeds
+from launcher.plan.values.grid import divisors
 from launcher.plan.values.text import many
 
 PIPELINE = "parallel.pipeline"
@@ -138,7 +139,7 @@ AS_REQUESTED = "as requested"
 
 
 @dataclass
-class Space:
+class SearchSpace:
     """The possible ``layouts`` of a request, and the number of the others by reason."""
 
     layouts: list[LayoutCandidate]
@@ -146,11 +147,11 @@ class Space:
     out: Counter[str] = field(default_factory=Counter)
 
 
-def space(job: Job) -> Space:
+def space(job: Job) -> SearchSpace:
     """All layouts that ``search.over`` leaves open; other settings keep their values."""
     open_ = _Open(job)
     named = Candidates(open_.operators(), open_.recompute())
-    search_space = Space([], named)
+    search_space = SearchSpace([], named)
     for tp in open_.tps():
         for operators in open_.operators_of(tp, named.operators, search_space.out):
             for stages in open_.stages(tp):
@@ -159,7 +160,9 @@ def space(job: Job) -> Space:
     return search_space
 
 
-def _of_grid(open_: _Open, tp: int, operators: str, stages: int, space: Space) -> Iterator[LayoutCandidate]:
+def _of_grid(
+    open_: _Open, tp: int, operators: str, stages: int, space: SearchSpace
+) -> Iterator[LayoutCandidate]:
     """The layouts with these degrees of tp and pipeline stages."""
     world, batch = open_.world, open_.job.train.batch_size
     if world % (stages * tp):
@@ -235,7 +238,7 @@ class _Open:
     def tps(self) -> list[int]:
         """Degrees of tp within a node, whose links are the fast ones."""
         requested = self.job.parallel.grid.tp or 1
-        return self._values(TP, _divisors(self.a_node), requested)
+        return self._values(TP, divisors(self.a_node), requested)
 
     def operators(self) -> Mapping[str, Any]:
         choices = self.over.get(OPERATORS)
@@ -252,11 +255,11 @@ class _Open:
             yield name
 
     def stages(self, tp: int) -> list[int]:
-        return self._values(STAGES, _divisors(self.world // tp), self.job.parallel.pipeline.stages)
+        return self._values(STAGES, divisors(self.world // tp), self.job.parallel.pipeline.stages)
 
     def micros(self, stages: int, local: int, out: Counter[str]) -> Iterator[int]:
         requested = self.job.parallel.pipeline.micro_batch_num or stages
-        for n in self._values(MICROS, _divisors(local), requested):
+        for n in self._values(MICROS, divisors(local), requested):
             if local % n:
                 out[f"{local} samples of a rank cannot be divided evenly into {n} micro batches"] += 1
             elif n < stages:
@@ -295,7 +298,7 @@ class _Open:
             base = one if isinstance(one, Hsdp) else Hsdp.model_validate(one)
             every = dict.fromkeys((SHARD, LEVEL), AUTO) if left_open else {}
             over = {**every, **self.over}
-            for shard in _values(over, SHARD, _divisors(replicas)[1:] or [1], base.shard_size):
+            for shard in _values(over, SHARD, divisors(replicas)[1:] or [1], base.shard_size):
                 for level in _values(over, LEVEL, LEVELS, base.optimizer_level):
                     size = replicas if shard == -1 else shard
                     yield base.model_copy(update={"shard_size": size, "optimizer_level": level})
@@ -318,10 +321,6 @@ class _Open:
             AUTO if value == AUTO else f"{AUTO} {n}",
             None if self.job.cluster.memory_gb is None else recompute,
         )
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
 
 
 def _values(over: Mapping[str, Any], key: str, auto: Sequence[Any], requested: Any) -> list[Any]:

@@ -21,7 +21,7 @@ from launcher.plan.values.resolved import Resolved
 from launcher.planner.plan_job import planning
 from launcher.planner.train_steps import with_steps
 from launcher.run import launch, memory_check
-from launcher.run.ranks_and_resume import Chosen, open_ended
+from launcher.run.resolved_request import Chosen, open_ended
 from launcher.runtime.processes.fork_server import serving
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _beside(best: Path, job: Job) -> Problem | None:
     return problem
 
 
-def settled(job: Job, measure: bool = False, others: FollowerRanks | None = None) -> Chosen:
+def choose_layout(job: Job, measure: bool = False, others: FollowerRanks | None = None) -> Chosen:
     """``job`` with all settings decided; by measurements if ``measure`` and the job requests them.
 
     ``others``: the ranks of an outer launcher.

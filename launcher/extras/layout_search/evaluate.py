@@ -283,7 +283,7 @@ def settle(context: SearchContext, choice: UndecidedLayout, traces: Traces) -> F
     if not prediction.again:
         return Finalist(recompute_auto.with_policies(job, {}), prediction)
     try:
-        return _settled(prediction, job, plan_job(job, traces))
+        return _finalist(prediction, job, plan_job(job, traces))
     except RequestError:
         every = _recompute_all(prediction, job, traces)
     if every is not None and fits(every.predicted, context.room):
@@ -298,12 +298,12 @@ def _recompute_all(prediction: Predicted, job: Job, traces: Traces) -> Finalist 
     try:
         blocks = recompute_auto.blocks(plan_job(recompute_auto.with_policies(job, {}), traces))
         every = recompute_auto.with_policies(job, dict.fromkeys(blocks, prediction.policy))
-        return _settled(prediction, every, plan_job(every, traces))
+        return _finalist(prediction, every, plan_job(every, traces))
     except RequestError:
         return None
 
 
-def _settled(prediction: Predicted, job: Job, plan: Plan) -> Finalist:
+def _finalist(prediction: Predicted, job: Job, plan: Plan) -> Finalist:
     blocks, policies = recompute_auto.blocks(plan), {r.policy for r in plan.recomputed}
     share = len(plan.recomputed) / max(len(blocks), 1)
     exact = predicted(prediction.layout, plan)

@@ -54,7 +54,7 @@ SIZES = {
 """The bytes of an element; an element of ``int4x2`` has two numbers."""
 
 
-def nbytes(spec: TensorSpec) -> int:
+def file_bytes(spec: TensorSpec) -> int:
     return prod(spec.shape) * SIZES[spec.dtype]
 
 
@@ -98,7 +98,7 @@ class Ckpt:
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | memoryview:
         """Returns the bytes ``start`` up to ``stop`` of the tensor."""
-        stop = nbytes(self.entries[name].spec) if stop is None else stop
+        stop = file_bytes(self.entries[name].spec) if stop is None else stop
         pieces = []
         at = 0  # the offset in the tensor at which the part begins
         for a, b in self.entries[name].parts:
@@ -111,7 +111,7 @@ class Ckpt:
 
     def chunks(self, name: str) -> Iterator[bytes | memoryview]:
         """Yields all bytes of the tensor, in order, ``CHUNK`` at a time."""
-        size = nbytes(self.entries[name].spec)
+        size = file_bytes(self.entries[name].spec)
         return (self.read(name, at, min(at + CHUNK, size)) for at in range(0, size, CHUNK))
 
     def blob(self, name: str) -> Blob:
@@ -243,8 +243,8 @@ def _joined(run: list[_Part]) -> CkptEntry:
     # it must have as many bytes as its shape needs
     size = sum(p.stop - p.start for p in run)
     spec = TensorSpec(_shape(first, size), DTYPES[first.type])
-    if nbytes(spec) != size:
-        difference = f"it has {size} bytes, {described(spec)} needs {nbytes(spec)}"
+    if file_bytes(spec) != size:
+        difference = f"it has {size} bytes, {described(spec)} needs {file_bytes(spec)}"
         raise ValueError(f"tensor {shown(first.name)} is truncated or damaged: {difference}")
     return CkptEntry(spec, tuple((p.start, p.stop) for p in run))
 
@@ -374,7 +374,7 @@ def write_ckpt(
     _check(specs, crc, key)
 
     # written under its final name: the caller deletes a partial file
-    with named_errors(path, sum(map(nbytes, specs.values()))):
+    with named_errors(path, sum(map(file_bytes, specs.values()))):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
             sink: _File | CkptEncryptor = _File(fd) if key is None else CkptEncryptor(fd, key, mode)
@@ -429,7 +429,7 @@ def _tensor(
 ) -> str:
     dims = (0,) if spec.dtype == TEXT else spec.shape
     description = numbers(1, dims) + packet(2, NAMES[spec.dtype].encode())
-    sizes = _sizes(nbytes(spec), part)
+    sizes = _sizes(file_bytes(spec), part)
 
     # begin a new entry when the previous one is full
     digest = xxhash.xxh3_128()

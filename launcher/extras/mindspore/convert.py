@@ -32,7 +32,7 @@ from launcher.extras.mindspore.rank_files import (
 from launcher.extras.mindspore.shapes_of_slices import of_full_tensors, strategy_with_shapes_of_slices
 from launcher.extras.mindspore.strategy import StrategyFile
 from launcher.extras.mindspore.strategy_argument import StrategyInput, by_stage, listed, only_names
-from launcher.plan.settings.encryption import ANYONE, Trust
+from launcher.plan.resolve.encryption import ANYONE, Trust
 from launcher.plan.values.tensor_spec import TensorSpec
 
 Layouts = Callable[[Strategy], Strategy]

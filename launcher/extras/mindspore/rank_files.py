@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from launcher.checkpoint.chunked import Fill, gathered, slices
+from launcher.checkpoint.box_bytes import Fill, box_index, stream_box
 from launcher.checkpoint.layout.shards import SavedShard, full_box, overlapping_shards
 from launcher.checkpoint.layout.strategy import STAGE, Entry, Strategy
 from launcher.checkpoint.manifest import stamp
@@ -83,7 +83,7 @@ class _Safetensors:
         self.metadata = self._header.metadata
 
     def fill(self, window: Window, name: str, part: Box, out: npt.NDArray[Any]) -> None:
-        window.copy(self.path, self._header.entries[name], slices(part), out)
+        window.copy(self.path, self._header.entries[name], box_index(part), out)
 
     def chunks(self, name: str) -> Iterator[memoryview]:
         return sliced(blob_at(mapped(self.path), self._header, name).data)
@@ -108,7 +108,7 @@ class _Ckpt:
     def fill(self, window: Window, name: str, part: Box, out: npt.NDArray[Any]) -> None:
         slot = self._file.slot(name)
         if slot is not None:
-            window.copy(self.path, slot, slices(part), out)
+            window.copy(self.path, slot, box_index(part), out)
         else:
             self._gather(name, part, out)
 
@@ -139,7 +139,7 @@ class _Ckpt:
         below = Box(part.lo, (*part.hi[:dim], half, *part.hi[dim + 1 :]))
         above = Box((*part.lo[:dim], half, *part.lo[dim + 1 :]), part.hi)
         for piece in (below, above):
-            self._gather(name, piece, out[slices(piece.within(part))])
+            self._gather(name, piece, out[box_index(piece.within(part))])
 
 
 _RANK = re.compile(r"rank_(0|[1-9]\d*)")
@@ -372,7 +372,7 @@ class RankFiles:
 
         def chunks(name: str) -> Iterator[memoryview]:
             spec = tensors.specs[name]
-            return gathered(boxes.get(name, full_box(spec.shape)), spec.dtype, partial(tensors.fill, name))
+            return stream_box(boxes.get(name, full_box(spec.shape)), spec.dtype, partial(tensors.fill, name))
 
         specs = {name: tensors.specs[name] for name in self.loose}
         write_held(path, dst, rank, chunks, more=specs, texts=self.texts, behind=behind)
@@ -383,7 +383,7 @@ class RankFiles:
                 both = take.box & part
                 if both is None:
                     continue
-                here = out[slices(both.within(part))]
+                here = out[box_index(both.within(part))]
                 self.files[take.rank].fill(window, name, both.within(take.piece), here)
 
         return fill

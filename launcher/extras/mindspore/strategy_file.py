@@ -170,7 +170,7 @@ def parse_groups(data: bytes, origin: str) -> GroupFile:
         raise ValueError(f"{origin}: not a MindSpore group file: {error}") from error
 
 
-def read(path: Path) -> GroupFile:
+def read_groups(path: Path) -> GroupFile:
     return parse_groups(read_bytes(path), str(path))
 
 

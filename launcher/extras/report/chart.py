@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from math import floor, isclose, log10
 
-from launcher.plan.schedule.chart_axis import ticks
+from launcher.plan.show.chart_axis import ticks
 from launcher.run.curve import Curve
 
 WIDE, HIGH = 560, 200

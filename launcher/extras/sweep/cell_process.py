@@ -18,7 +18,7 @@ from launcher.extras.sweep.folder import without_run_dir
 from launcher.job.overrides import quoted
 from launcher.job.sweep_grid import Cell
 from launcher.run import frozen_request
-from launcher.runtime.run_folder import at_work, status_of
+from launcher.runtime.run_folder import running_launcher, status_of
 from launcher.untrusted.files import LINK, RefusedFile, open_below
 
 SAVE_S = 30.0  # seconds to wait for a cell of a killed sweep, which saves and stops
@@ -106,7 +106,7 @@ class CellProcess:
 def still_running(folder: Path, cell: Cell) -> CellResult | None:
     """Waits until a process of a killed sweep has saved; returns a failed result if it does not end."""
     try:
-        busy = at_work(folder / cell.name, SAVE_S)
+        busy = running_launcher(folder / cell.name, SAVE_S)
     except RequestError as error:  # its lock is a link
         return CellResult(cell, "failed", error=error.problems[0].text)
     return CellResult(cell, "failed", seconds=SAVE_S, error=busy) if busy else None

@@ -9,7 +9,7 @@ from typing import Any
 from launcher.job.schema import redact
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
-from launcher.plan.to_json import as_json
+from launcher.plan.show.plan_json import as_json
 
 PLANNED = (
     "grid", "hsdp", "recompute", "operators", "mode", "pipeline.stages", "pipeline.stage_config",

@@ -22,6 +22,7 @@ from launcher.job.schema.objective import figure
 from launcher.job.schema.search import GRID, Sweep
 from launcher.job.sweep_grid import OWN, Cell, SweepAxis
 from launcher.optional import install_command
+from launcher.plan.verbs import trains
 from launcher.run import submit_to_cluster
 
 MEASURED = ("step_ms", "tokens_per_s", "samples_per_s", "memory_mb")
@@ -50,7 +51,7 @@ def problems(settings: Sweep, axes: Sequence[SweepAxis], jobs: Sequence[Job]) ->
             yield Problem("sweep.prune", text)
     if settings.seeds > 1 and any(axis.varies and axis.key.lstrip("+") == "seed" for axis in axes):
         yield Problem("sweep.seeds", f"{settings.seeds}: seed already has several values")
-    if settings.certify and not any(_trains(job) for job in jobs):
+    if settings.certify and not any(trains(job) for job in jobs):
         yield Problem("sweep.certify", "true: no cell trains, so there are no losses to compare")
     yield from _metric(settings, jobs)
     yield from _prune(settings, jobs)
@@ -82,7 +83,7 @@ def _metric(settings: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
     if settings.metric is None:
         return
     known = [*MEASURED, "seconds"]
-    if any(_trains(job) for job in jobs):
+    if any(trains(job) for job in jobs):
         known.append("loss")
     for job in jobs:
         if _validates(job):
@@ -128,13 +129,9 @@ def _elsewhere(settings: Sweep, jobs: Sequence[Job]) -> Iterator[Problem]:
         yield Problem("sweep.sampler", f"{text}; use launch=auto inside an allocation")
 
 
-def _trains(job: Job) -> bool:
-    return any(step.kind == "train" for step in job.steps.values())
-
-
 def _validates(job: Job) -> bool:
     evaluates = any(step.kind == "evaluate" for step in job.steps.values())
-    return evaluates or (_trains(job) and job.train.eval_every is not None)
+    return evaluates or (trains(job) and job.train.eval_every is not None)
 
 
 @dataclass(frozen=True)

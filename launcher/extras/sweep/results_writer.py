@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.errors import RequestError, error_text
-from launcher.extras.sweep import report, summary
+from launcher.extras.sweep import page, summary
 from launcher.extras.sweep.cell_process import CellResult
 from launcher.extras.sweep.forecast import Forecast
 from launcher.extras.sweep.loss_differences import Gap, gaps
@@ -47,9 +47,9 @@ class ResultsWriter:
             return
         try:
             ranked = self._results(results, forecasts)
-            summary.write(self._folder, ranked, {})
+            summary.write_csv(self._folder, ranked, {})
             if has("run_page"):
-                report.write(self._folder, ranked, running=True)
+                page.write(self._folder, ranked, running=True)
         except OSError as error:
             _log.warning("the sweep continues without its page: %s", error_text(error))
         took = time.monotonic() - began
@@ -64,10 +64,10 @@ class ResultsWriter:
         """
         ranked = self._results(results, forecasts)
         off = self._gaps(results) if self._settings.certify else {}
-        summary.write(self._folder, ranked, off)
+        summary.write_csv(self._folder, ranked, off)
         files = [summary.CSV, *self._best(ranked)]
         if has("run_page"):
-            report.write(self._folder, ranked, running=False, files=files)
+            page.write(self._folder, ranked, running=False, files=files)
         print(
             "\n".join([*summary.printed(ranked, off), *self._summary_lines(ranked, off, missing)]), flush=True
         )
@@ -120,7 +120,7 @@ class ResultsWriter:
                 f"; others have not started; to continue: -m sweep_dir={self._folder} and the same overrides"
             )
         out.append(
-            f"{done} of {len(ranked.lines)} done, {self._folder / summary.CSV}, {report.REPORT_FILE}{again}"
+            f"{done} of {len(ranked.lines)} done, {self._folder / summary.CSV}, {page.REPORT_FILE}{again}"
         )
         return out
 

@@ -26,7 +26,7 @@ from launcher.job.sweep_grid import Cell
 from launcher.run import submit_to_cluster
 from launcher.runtime.cluster import launch_env
 from launcher.runtime.faults import Preempted
-from launcher.runtime.run_folder import at_work, locked
+from launcher.runtime.run_folder import locked, running_launcher
 from launcher.runtime.signals import heard
 
 
@@ -127,7 +127,7 @@ def _wrong(sweep_request: SweepRequest) -> tuple[str, ...]:
 @contextmanager
 def _alone(at: Path) -> Iterator[None]:
     """Raises ``RequestError`` while another sweep uses this folder."""
-    if busy := at_work(at, patience_s=0):
+    if busy := running_launcher(at, patience_s=0):
         raise RequestError((Problem("sweep_dir", f"{at}: {busy}"),))
     with locked(at):
         yield

@@ -92,7 +92,7 @@ MOST_LINES = 40
 """The maximum number of lines on the console; the file has all of them."""
 
 
-def write(folder: Path, results: Results, gaps: Mapping[str, Gap]) -> None:
+def write_csv(folder: Path, results: Results, gaps: Mapping[str, Gap]) -> None:
     """Writes a row per cell, in the order of the sweep, with a column per setting and measurement."""
     rows = [dict(_columns(line, results, gaps.get(line.name))) for line in _ordered(results)]
     head = list(dict.fromkeys(key for row in rows for key in row if key not in ("seconds", "error")))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from launcher.errors import Problem
+from launcher.job.cures.did_you_mean import choice
 from launcher.job.cures.other_programs import own_class
-from launcher.job.cures.suggestions import choice
 from launcher.job.overrides import shell
 from launcher.job.schema.misspelled import nearest
 

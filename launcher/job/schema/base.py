@@ -26,6 +26,11 @@ Many = Annotated[int, Field(ge=1, le=10_000, strict=True)]
 """A number of processes or runs, which are started one by one."""
 
 
+def yaml_text(value: Any) -> str:
+    """Returns a number, a switch or a word as YAML and overrides write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _no_switch(value: Any) -> Any:
     """Refuses true and false, which pydantic would read as 1.0 and 0.0."""
     if isinstance(value, bool):

@@ -51,7 +51,7 @@ class Op:
 
 
 @dataclass
-class Log:
+class OpLog:
     """The operations in order, and the places of those that made or changed each storage."""
 
     ops: list[Op] = field(default_factory=list)
@@ -114,7 +114,7 @@ def tensors(tree: Any) -> list[torch.Tensor]:
     return [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
-def replay(log: Log, target: torch.Tensor, name: str, seed: int, fill: int | None = None) -> torch.Tensor:
+def replay(log: OpLog, target: torch.Tensor, name: str, seed: int, fill: int | None = None) -> torch.Tensor:
     """Return the full ``target`` with its values, on the CPU.
 
     Two tensors made from one draw agree. With ``fill``, every byte of unwritten memory has that value;
@@ -125,7 +125,7 @@ def replay(log: Log, target: torch.Tensor, name: str, seed: int, fill: int | Non
         return _with_values(_run(log, places, seed, fill), target.detach())
 
 
-def start(log: Log, draw: Draw, seed: int) -> None:
+def start(log: OpLog, draw: Draw, seed: int) -> None:
     """Set the default generator to the state at which ``draw`` begins."""
     if draw.root is None:
         torch.default_generator.manual_seed(stream(seed, str(draw.at)))
@@ -137,14 +137,14 @@ def start(log: Log, draw: Draw, seed: int) -> None:
     torch.default_generator.set_state(states[draw.at])
 
 
-def _with(log: Log, place: int) -> list[int]:
+def _with(log: OpLog, place: int) -> list[int]:
     """Return the places of the operations that the one at ``place`` needs, and ``place`` at the end."""
     op = log.ops[place]
     made = [(s, log.touched[s][0] + 1) for s in op.shapes if s in log.touched]
     return [*log.origin([*((r, place) for r in op.reads), *made], "a draw"), place]
 
 
-def _run(log: Log, places: Sequence[int], seed: int, fill: int | None) -> dict[int, torch.Tensor]:
+def _run(log: OpLog, places: Sequence[int], seed: int, fill: int | None) -> dict[int, torch.Tensor]:
     """Return the content of each storage after the operations at ``places``."""
     real: dict[int, torch.Tensor] = {}
     with default_dtype(torch.get_default_dtype()):

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from launcher.parallel.deferred_init.random_streams import Draw, Streams
-from launcher.parallel.deferred_init.replay import Log, NotReplayable, Op, key, replay, start, tensors
+from launcher.parallel.deferred_init.replay import NotReplayable, Op, OpLog, key, replay, start, tensors
 from launcher.parallel.dispatch.modes import Dispatch, tree_leaves, tree_map_only
 from launcher.plan.values.model_graph import ForeignMemory
 
@@ -78,7 +78,7 @@ class Tape(Dispatch):
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.log = Log()
+        self.log = OpLog()
         # arrays of numpy, and the keys of the tensors that share their memory
         self.shown: list[tuple[Any, int]] = []
         # tensors that are made of other memory, such as an array's, and the keys of what replaces them

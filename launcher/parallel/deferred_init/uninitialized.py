@@ -11,7 +11,7 @@ from torch import nn
 
 from launcher.errors import Problem
 from launcher.parallel.deferred_init.constructor import build_in_memory, record
-from launcher.parallel.deferred_init.replay import Log, key, replay
+from launcher.parallel.deferred_init.replay import OpLog, key, replay
 from launcher.parallel.deferred_init.tape import BLANK, ConstantTensor, Tape, name_of
 from launcher.parallel.dispatch.modes import Dispatch, tree_leaves
 
@@ -121,7 +121,7 @@ def origins(tensors: Mapping[str, torch.Tensor], tape: Tape) -> dict[str, str]:
     return out
 
 
-def _texts(log: Log) -> list[str]:
+def _texts(log: OpLog) -> list[str]:
     """Return a digest of each operation and of those that it needs."""
     texts: list[str] = []
     for place, op in enumerate(log.ops):

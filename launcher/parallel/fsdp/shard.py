@@ -17,9 +17,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import RegisterPostBackwardFunction
 from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
+from launcher.parallel.copied_weight_changes import LostChanges, Used, state_of
 from launcher.parallel.dispatch.containers import clone_with_strides, tensors
 from launcher.parallel.dispatch.modes import tree_map_only
-from launcher.parallel.lost_changes import LostChanges, Used, state_of
 from launcher.parallel.mesh import Meshes, local
 from launcher.parallel.stages import StagePart
 from launcher.parallel.trace.model_facts import dtype_of

@@ -28,7 +28,7 @@ from launcher.parallel.trace.code_between_modules import RUNNING, refusing
 from launcher.parallel.trace.data_dependence import looking
 from launcher.parallel.trace.model_facts import meta
 from launcher.parallel.trace.module_kinds import NORMS
-from launcher.parallel.trace.run_on_values import needs_values, zeros
+from launcher.parallel.trace.run_module import needs_values, zeros
 from launcher.plan.cut.sequence_chunks import shortened
 from launcher.plan.tensor_parallel.module_strategies import ADAPTED, KEY, Cut, Operator, splits, tp_dim
 from launcher.plan.tensor_parallel.sharded_operators import Comm, ShardedOperator, TensorParallelPlan

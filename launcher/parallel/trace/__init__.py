@@ -7,7 +7,7 @@ __all__ = [
     "mixing_samples",
     "model_facts",
     "rank_reads",
-    "run_on_values",
+    "run_module",
     "sample_values",
     "tensor_specs",
 ]

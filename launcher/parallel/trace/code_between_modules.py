@@ -31,7 +31,7 @@ from launcher.parallel.trace.random_streams_of_leaves import (
     global_streams_kept,
     seeds_of_torch,
 )
-from launcher.parallel.trace.run_on_values import InMemory, Observers, cast, run_module
+from launcher.parallel.trace.run_module import InMemory, Observers, cast, run_module
 from launcher.parallel.trace.state_between_forwards import unentangled
 from launcher.parallel.trace.tensor_specs import spec
 from launcher.plan.cut.stages import around, covers

@@ -34,7 +34,7 @@ from launcher.parallel.trace.forward_observer import ForwardObserver, watching
 from launcher.parallel.trace.memory_and_gradients import gradients, memory
 from launcher.parallel.trace.module_kinds import kind_of
 from launcher.parallel.trace.parameter_roles import param_roles
-from launcher.parallel.trace.run_on_values import Observers, needs_values, run_module
+from launcher.parallel.trace.run_module import Observers, needs_values, run_module
 from launcher.parallel.trace.state_between_forwards import drifting, moving, not_restored
 from launcher.parallel.trace.tensor_specs import memory_dims, output_specs, spec, specs
 from launcher.plan.cut.stages import covers

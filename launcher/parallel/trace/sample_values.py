@@ -56,7 +56,7 @@ _TRIAL: ContextVar[TrialValues | None] = ContextVar("trial", default=None)
 
 
 @contextmanager
-def tried_with(trial: TrialValues | None) -> Iterator[None]:
+def using_trial_values(trial: TrialValues | None) -> Iterator[None]:
     """While entered, try modules that read values with the values of ``trial``, or zeros for ``None``."""
     token = _TRIAL.set(trial)
     try:

@@ -136,11 +136,6 @@ class LayerChain:
         )
         return least <= room * sum(weights)
 
-    def above_mean(self, cut: Cut) -> float:
-        """Returns the fraction by which the work of the slowest rank exceeds the mean: 0.03 is 3 %."""
-        loads = self.loads(cut)
-        return max(loads) * len(loads) / (sum(loads) or 1.0) - 1
-
 
 def shortest(row: LayerChain) -> Cut:
     """Returns the cut whose longest run is shortest, by bisection of the limit of a run."""

@@ -2,7 +2,6 @@
 
 __all__ = [
     "debug_graphs",
-    "debug_graphs_svg",
     "sequence_chunks",
     "stages",
     "tensor_placement",

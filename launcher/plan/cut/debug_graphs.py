@@ -1,4 +1,4 @@
-"""The calls that each stage runs, as ``debug.graphs`` lists them; ``debug_graphs_svg`` draws them."""
+"""The calls that each stage runs, as ``debug.graphs`` lists them; ``show/graphs_svg`` draws them."""
 
 from __future__ import annotations
 

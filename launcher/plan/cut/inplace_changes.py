@@ -64,12 +64,6 @@ def _blind(
 
 
 def _problem(at: Mapping[str, int], writer: Node, other: Node) -> Problem:
-    text = (
-        f"{_label(writer)} on stage {at[writer.name]} changes memory in place that {_label(other)} on stage"
-    )
+    text = f"{writer.label} on stage {at[writer.name]} changes memory in place that {other.label} on stage"
     text = f"{text} {at[other.name]} shares, and each stage has a copy of its own"
     return Problem(KEY, f"{text}; put both on one stage, or make a new tensor instead")
-
-
-def _label(node: Node) -> str:
-    return repr(node.target) if node.kind == "module" else f"{node.kind} {node.target or node.name!r}"

@@ -195,7 +195,7 @@ def _complex(optim: Adafactor | Muon, trained: Sequence[Placed]) -> Iterator[Pro
         yield Problem("optim.name", text, "optim=adamw")
 
 
-def setting_rows(optim: Optim, params: Sequence[Placed]) -> Iterator[Setting]:
+def rows(optim: Optim, params: Sequence[Placed]) -> Iterator[Setting]:
     """Yields which parameters each group has, as the plan shows it."""
     for key, group in _groups(optim).items():
         names = [p.name for p in _trained(params) if key in _keys(optim, p)]

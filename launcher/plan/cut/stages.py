@@ -122,7 +122,7 @@ def _against(graph: Graph, requested: Mapping[str, int], last: int, edges: list[
         if len(group) == 1:
             problems[node.name, ""] = _backwards(node, stage, source, floor)
         elif group not in problems:
-            output = f"the output of {_label(source)} on stage {floor}"
+            output = f"the output of {source.label} on stage {floor}"
             text = f"{node.target!r} is on stage {stage} but needs {output}"
             text = f"{text}; {together(group)} must be on one stage, because {why(graph, group)}"
             cure = _gathered(graph, requested, last, group)
@@ -170,7 +170,7 @@ def _gathered(graph: Graph, requested: Mapping[str, int], last: int, group: tupl
 
 def _backwards(node: Node, stage: int, source: Node, floor: int) -> Problem:
     key = f"{KEY}.{node.target}"
-    text = f"{node.target!r} is on stage {stage} but needs the output of {_label(source)} on stage {floor}"
+    text = f"{node.target!r} is on stage {stage} but needs the output of {source.label} on stage {floor}"
     return Problem(key, f"{text}; data flows from lower to higher stages only", f"{key}={floor}")
 
 
@@ -220,8 +220,8 @@ def cut(
             for m in node.inputs:
                 need(m, stage, node)
         elif at[name] < stage:
-            text = f"{_label(node)} on stage {at[name]} passes a value that is not a dense tensor"
-            text += f" to {_label(user)} on stage {stage}"
+            text = f"{node.label} on stage {at[name]} passes a value that is not a dense tensor"
+            text += f" to {user.label} on stage {stage}"
             problems.append(Problem(KEY, f"{text}; put both on one stage"))
 
     for node in graph.nodes:
@@ -312,10 +312,6 @@ def _segment(n: Node) -> Segment:
     module = n.target if n.kind == "module" else ""
     made = sum(t.nbytes for t in n.out or ())
     return Segment(module, saved=n.saved, backward=n.backward, made=made, left=n.left)
-
-
-def _label(node: Node) -> str:
-    return repr(node.target) if node.kind == "module" else f"{node.kind} {node.target or node.name!r}"
 
 
 @dataclass(frozen=True)

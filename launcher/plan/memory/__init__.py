@@ -3,7 +3,6 @@
 __all__ = [
     "fits_cluster",
     "memory_curves",
-    "memory_svg",
     "optimizer_state",
     "rank_loads",
     "rank_memory",

@@ -1,3 +1,3 @@
-"""Pipeline schedules: the order of actions of every rank, simulated and drawn."""
+"""Pipeline schedules: the order of actions of every rank, simulated."""
 
-__all__ = ["chart_axis", "schedules", "timeline", "timeline_svg"]
+__all__ = ["schedules"]

@@ -10,6 +10,15 @@ from math import prod
 from typing import NamedTuple
 
 
+def divisors(n: int) -> list[int]:
+    """The divisors of ``n``, ascending.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    return [k for k in range(1, n + 1) if n % k == 0]
+
+
 class RankSpan(NamedTuple):
     """The ranks of one axis: neighbors are ``stride`` ranks apart, and there are ``size`` of them.
 

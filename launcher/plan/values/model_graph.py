@@ -157,6 +157,11 @@ class Node:
     keys: tuple[str | int, ...] = ()
     dims: tuple[tuple[int, ...], ...] = ()
 
+    @property
+    def label(self) -> str:
+        """The value in messages: its module, or its kind and name."""
+        return repr(self.target) if self.kind == "module" else f"{self.kind} {self.target or self.name!r}"
+
 
 @dataclass(frozen=True)
 class Segment:

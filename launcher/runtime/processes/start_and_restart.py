@@ -25,8 +25,8 @@ from launcher.runtime.processes.supervise import (
     RankParent,
     Start,
     all_here,
-    caught,
     parent_of,
+    signal_pipe,
     watch,
 )
 from launcher.runtime.processes.worker import AttemptTask
@@ -88,7 +88,7 @@ def run_ranks(
     )
 
     error: faults.RanksFailed | None = None
-    with serving() as server, caught() as stop:
+    with serving() as server, signal_pipe() as stop:
         for attempt in range(max_restarts + 1):
             if error is not None:
                 text = "attempt %d of %d: %s; starting again"
@@ -139,7 +139,7 @@ def run_outer_rank(
         rendezvous=OuterRendezvous(folder, at=at, below=store),
         outer=at,
     )
-    with serving() as server, caught() as stop:
+    with serving() as server, signal_pipe() as stop:
         return _attempt(task, server.start, stop, on_message, ranks=[at.rank], elsewhere=elsewhere)
 
 

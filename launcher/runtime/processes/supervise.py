@@ -226,7 +226,7 @@ class AttemptOutcome:
 
 
 @contextmanager
-def caught(signums: Sequence[int] = STOPS) -> Iterator[int | None]:
+def signal_pipe(signums: Sequence[int] = STOPS) -> Iterator[int | None]:
     """Yields a descriptor from which each signal can be read as one byte.
 
     Yields ``None`` outside the main thread, as only that one receives signals. Ignored signals stay ignored

@@ -121,7 +121,7 @@ def run_rank(task: AttemptTask, rank: int, fd: int) -> int:
     gc_thresholds.as_usual()
     try:
         with nullcontext() if task.folder is None else watched(task.folder):
-            stop_signal = _settle(task, rank, box)
+            stop_signal = _set_up_process(task, rank, box)
             box.send("result", _connect_and_run(task, rank, box, stop_signal))
         return 0
     except BaseException as error:  # SystemExit too: a rank must not end the run silently
@@ -172,7 +172,7 @@ def _tell(task: AttemptTask, rank: int, box: Outbox, error: BaseException) -> No
     box.send("fault", fault)
 
 
-def _settle(task: AttemptTask, rank: int, box: Outbox) -> Callable[[], int]:
+def _set_up_process(task: AttemptTask, rank: int, box: Outbox) -> Callable[[], int]:
     """Sets up the process: it dies with its parent, and ignores signals of the terminal.
 
     Returns the function that reports a stop signal. A rank that does not poll is ended by other signals.

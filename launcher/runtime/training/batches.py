@@ -17,7 +17,7 @@ from launcher.errors import RunError
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.outputs_and_targets import classes
 from launcher.plan.plan import Plan
-from launcher.plan.settings.dataset_strategy import BatchRole
+from launcher.plan.resolve.dataset_strategy import BatchRole
 from launcher.runtime import device as devices
 from launcher.runtime.cluster.messages import recv, send
 from launcher.runtime.training.pipeline import SamplePlace, check_classes, check_ids, check_probabilities

@@ -25,7 +25,7 @@ from launcher.parallel.mesh import local
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.parallel.trace.tensor_specs import spec
 from launcher.plan.cut.tensor_placement import Placed
-from launcher.plan.settings.checkpoint import AVERAGE, STREAM
+from launcher.plan.resolve.checkpoint import AVERAGE, STREAM
 from launcher.plan.values.layout import Layout
 from launcher.plan.values.optimizer import factor
 from launcher.runtime import device as devices

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from launcher.checkpoint.tensorfile.disk import BLOCK, Unwritten, named_errors, write_text
 from launcher.checkpoint.tensorfile.watched_folder import make_folder
-from launcher.plan.settings.checkpoint import AVERAGED
+from launcher.plan.resolve.checkpoint import AVERAGED
 from launcher.runtime.cluster.messages import gather
 from launcher.untrusted.files import open_below
 

@@ -23,7 +23,7 @@ from launcher.errors import RunError
 from launcher.parallel.parallel_model import ParallelModel
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.parallel.trace.tensor_specs import spec
-from launcher.plan.settings.checkpoint import STREAM
+from launcher.plan.resolve.checkpoint import STREAM
 from launcher.plan.values.module_names import listed
 from launcher.runtime.cluster.messages import all_gather
 from launcher.runtime.training.session import Session

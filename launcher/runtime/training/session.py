@@ -15,7 +15,7 @@ from launcher.optional import drill
 from launcher.parallel.grad_norm import Norm
 from launcher.parallel.parallel_model import ParallelModel
 from launcher.plan.plan import Plan
-from launcher.plan.settings.encryption import ANYONE, Trust
+from launcher.plan.resolve.encryption import ANYONE, Trust
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.averaging import WeightAverage
 from launcher.runtime.training.batches import Feed

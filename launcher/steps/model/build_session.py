@@ -19,7 +19,7 @@ from launcher.data.cifar10_fallback import with_data_read
 from launcher.data.file_digests import contents
 from launcher.data.open import open_data
 from launcher.data.source import Dataset
-from launcher.data.torch_datasets.stream import IndexedStream
+from launcher.data.torch_datasets.readers import IndexedStream
 from launcher.errors import RunError, refuse
 from launcher.job.schema.job import Job
 from launcher.job.schema.models import HuggingFace
@@ -36,8 +36,8 @@ from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan import outputs_and_targets
 from launcher.plan.may_change_on_resume import recorded
 from launcher.plan.plan import Plan
-from launcher.plan.settings.checkpoint import streams_misnamed
-from launcher.plan.settings.encryption import Trust, trust
+from launcher.plan.resolve.checkpoint import streams_misnamed
+from launcher.plan.resolve.encryption import Trust, trust
 from launcher.plan.values.text import bytes_text
 from launcher.planner.plan_job import inputs
 from launcher.runtime.cluster.world import World

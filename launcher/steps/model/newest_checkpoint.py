@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from launcher.checkpoint.verify import damaged
-from launcher.plan.settings.encryption import Trust
+from launcher.plan.resolve.encryption import Trust
 from launcher.runtime.cluster.messages import all_gather
 from launcher.runtime.cluster.world import World
 

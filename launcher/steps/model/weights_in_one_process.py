@@ -13,7 +13,7 @@ from launcher.job.schema.job import Job
 from launcher.parallel.deferred_init.fill import tensors
 from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.trace.model_facts import dtype_of
-from launcher.plan.settings.encryption import trust
+from launcher.plan.resolve.encryption import trust
 from launcher.plan.values.precision import DTYPE, HALF
 from launcher.planner.plan_job import builder
 from launcher.runtime.training.checkpoint_tensors import unpacked

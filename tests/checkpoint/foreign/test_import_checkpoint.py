@@ -14,7 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from launcher.checkpoint import Blob, import_full, verify
-from launcher.checkpoint.chunked import slices
+from launcher.checkpoint.box_bytes import box_index
 from launcher.checkpoint.foreign.import_checkpoint import form_of, import_tensors, read_incoming
 from launcher.checkpoint.full_tensors import FullTensors, chunks
 from launcher.checkpoint.tensorfile.safetensors import words
@@ -81,7 +81,7 @@ def test_any_region_is_that_of_the_full_tensor(form: Any, tmp_path: Path) -> Non
         part = Box(tuple(n // 3 for n in blob.shape), tuple(n - n // 4 for n in blob.shape))
         out = np.zeros(part.shape, "u4")
         source.fill(name, part, out)
-        assert np.array_equal(out, words(blob.data, blob.spec)[slices(part)])
+        assert np.array_equal(out, words(blob.data, blob.spec)[box_index(part)])
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)

@@ -17,7 +17,7 @@ from launcher.checkpoint import (
     transform,
     verify,
 )
-from launcher.checkpoint.chunked import BUFFER
+from launcher.checkpoint.box_bytes import BUFFER
 from launcher.checkpoint.foreign import import_checkpoint
 from launcher.checkpoint.full_tensors import Blobs
 from launcher.plan.values.grid import Grid

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from launcher.data.checks import check
 from launcher.data.open import open_data
 from launcher.data.tokens.corpus import corpus, files_of, split, total, windows
-from launcher.data.tokens.megatron import TokenFile
+from launcher.data.tokens.token_file import TokenFile
 from launcher.errors import RequestError
 from launcher.job.schema.data import Tokens
 from tests.data.token_bytes import little, megatron, own

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from launcher.data.file_kinds import BadFile
 from launcher.data.tokens.formats import WRITE_CHUNK, TokenWriter, check_digest, mapped, token_file
-from launcher.data.tokens.megatron import TokenFile
+from launcher.data.tokens.token_file import TokenFile
 from tests.data.token_bytes import own
 
 GOLDEN = bytes.fromhex(

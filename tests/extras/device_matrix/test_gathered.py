@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
-from launcher.plan.show import text
+from launcher.plan.show.text import text
 from launcher.planner.plan_job import plan_job
 from tests.parity import own
 

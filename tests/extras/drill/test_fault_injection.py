@@ -12,7 +12,7 @@ import pytest
 from launcher.errors import RunError
 from launcher.extras.drill import report
 from launcher.plan.drill import DrillFault
-from launcher.plan.settings.encryption import ANYONE
+from launcher.plan.resolve.encryption import ANYONE
 from tests.run.launching import TINY, checkpoints, metrics, run, status, steps, tensors, torchrun
 
 SAVING = ("checkpoint.every=2", "launch.max_restarts=1")

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launcher.extras.mindspore import strategy_file
-from launcher.extras.mindspore.ckpt import nbytes, open_ckpt
+from launcher.extras.mindspore.ckpt import file_bytes, open_ckpt
 from launcher.extras.mindspore.encryption import CipherMode
 from launcher.extras.mindspore.to_ours import full_specs, to_strategy
 from launcher.plan.values.tensor_spec import TensorSpec
@@ -90,7 +90,7 @@ def test_no_noise_breaks_any_reader(tmp_path_factory: pytest.TempPathFactory, da
 def everything(path: Path, key: bytes | None, mode: CipherMode) -> None:
     file = open_ckpt(path, key, mode)
     for name, stored in file.entries.items():
-        assert len(file.read(name)) == nbytes(stored.spec)
+        assert len(file.read(name)) == file_bytes(stored.spec)
 
 
 STRATEGIES = tuple(name for name in SEEDS if "strategy" in name or "merged" in name)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from launcher.checkpoint import Blob, read_full
 from launcher.checkpoint.tensorfile.mmap_window import Window
 from launcher.checkpoint.tensorfile.safetensors import words
-from launcher.extras.mindspore.ckpt import NAMES, Ckpt, nbytes, open_ckpt, text_bytes, write_ckpt
+from launcher.extras.mindspore.ckpt import NAMES, Ckpt, file_bytes, open_ckpt, text_bytes, write_ckpt
 from launcher.extras.mindspore.protobuf import encoded, head, numbers, packet
 from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.tensor_spec import TensorSpec
@@ -60,7 +60,7 @@ def test_every_dtype_is_read_as_the_safetensors_file_has_it() -> None:
         slot = file.slot(name)
         assert slot is not None
         window = Window()
-        out = np.empty(nbytes(stored.spec), np.uint8)
+        out = np.empty(file_bytes(stored.spec), np.uint8)
         if stored.spec.dtype in ITEMSIZE:
             window.copy(path, slot, (...,), words(out, stored.spec))
             assert out.tobytes() == text[start:stop]
@@ -104,7 +104,7 @@ def test_what_is_written_is_read(
     found = {n: s for n, s in found.items() if s.shape != (0,) or s.dtype == "bool"} | {
         "a text": TensorSpec((len(text_bytes(text)) // 4,), "str")
     }
-    data = {n: bytes(i % 251 for i in range(nbytes(s))) for n, s in found.items()} | {"a text": text_bytes(text)}
+    data = {n: bytes(i % 251 for i in range(file_bytes(s))) for n, s in found.items()} | {"a text": text_bytes(text)}
     path = tmp_path_factory.mktemp("w") / "x.ckpt"
     digests = write_ckpt(path, found, lambda n: [data[n][:3], data[n][3:]], crc=crc, part=part)
     file = open_ckpt(path)

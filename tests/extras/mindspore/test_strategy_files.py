@@ -162,4 +162,4 @@ def test_a_checkpoint_a_group_file_and_a_strategy_are_not_mistaken_for_each_othe
         read_strategy(FIXTURES / "formats" / "dtypes.ckpt")
     path = REAL / "tp8_strategy_rank0.ckpt"
     with pytest.raises(ValueError, match=exactly(f"{path}: not a MindSpore group file: field 1 is of the wrong kind")):
-        strategy_file.read(path)
+        strategy_file.read_groups(path)

@@ -75,7 +75,7 @@ def test_the_file_has_a_column_for_each_key_and_figure(tmp_path):
         result(10, 1.0, tokens_per_s=10.0, memory_mb=100.0), result(2, status="failed", error="out of luck"),
         result(3, 1.5, same_as="10-x"),
     )  # fmt: skip
-    summary.write(tmp_path, found, {"10-x": Gap("2-x", 1e-9, 1e-3, 1e-5)})
+    summary.write_csv(tmp_path, found, {"10-x": Gap("2-x", 1e-9, 1e-3, 1e-5)})
     with (tmp_path / "summary.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["cell"] for row in rows] == ["2-x", "3-x", "10-x"]

@@ -12,7 +12,7 @@ import torch
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.parallel.trace.mixing_samples import mixing
-from launcher.parallel.trace.sample_values import TrialValues, tried_with
+from launcher.parallel.trace.sample_values import TrialValues, using_trial_values
 from launcher.planner.plan_job import plan_job
 from tests.parallel import mixing_nets
 from tests.parallel.mixing_nets import Words
@@ -85,7 +85,7 @@ def test_gradients_of_tokens_are_those_of_what_is_looked_up(kind, first, what):
     torch.manual_seed(0)
     real = Words(kind, first)
     tokens = torch.randint(0, 16, (8, 8))
-    with tried_with(TrialValues(((tokens,),), lambda name: real.get_parameter(name).detach())):
+    with using_trial_values(TrialValues(((tokens,),), lambda name: real.get_parameter(name).detach())):
         assert mixing(copy.deepcopy(real).to("meta"), [tokens[:1].to("meta")]) == what
 
 
@@ -93,7 +93,7 @@ def test_a_clock_that_agrees_by_chance_mixes_nothing(monkeypatch):
     monkeypatch.setattr(mixing_nets, "TICKS", itertools.chain([1.0, 1.0], itertools.count(2.0)))
     real = mixing_nets.Net("clock")
     x = torch.randn(8, 6)
-    with tried_with(TrialValues(((x,),), lambda name: real.get_parameter(name).detach())):
+    with using_trial_values(TrialValues(((x,),), lambda name: real.get_parameter(name).detach())):
         assert mixing(copy.deepcopy(real).to("meta"), [x[:1].to("meta")]) is None
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from launcher.parallel.trace.sample_values import SampleValues, TrialValues, tried_with
+from launcher.parallel.trace.sample_values import SampleValues, TrialValues, using_trial_values
 
 LENGTH = 301
 BATCHES = tuple((torch.full((2, LENGTH), n, device="cpu"),) for n in (1, 2))
@@ -25,7 +25,7 @@ def tokens() -> Tensor:
 @pytest.fixture
 def known(tokens: Tensor) -> Iterator[SampleValues]:
     trial = TrialValues(BATCHES, lambda name: torch.empty(0))
-    with tried_with(trial), torch.device("meta"), SampleValues([tokens]) as values:
+    with using_trial_values(trial), torch.device("meta"), SampleValues([tokens]) as values:
         yield values
 
 

@@ -10,7 +10,7 @@ import pytest
 from launcher.job.compose import compose
 from launcher.plan.balance.balance import Balanced
 from launcher.plan.plan import Plan
-from launcher.plan.settings import stage_config
+from launcher.plan.resolve import stage_config
 from launcher.planner.plan_job import plan_job
 
 LM = [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from launcher.job.schema.components import Optim
 from launcher.job.schema.optim import SGD, Adafactor, AdamW, Lion, Muon
 from launcher.job.schema.user_class import Target
-from launcher.plan.cut.param_groups import notes, param_groups, param_problems, setting_rows
+from launcher.plan.cut.param_groups import notes, param_groups, param_problems, rows
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.values.model_graph import Role
 from launcher.plan.values.module_names import best_key
@@ -173,7 +173,7 @@ def test_a_plan_says_which_parameters_a_group_is_of() -> None:
     optim = adamw(
         {"layers.*": {"lr": 1}, "head": {"eps": 1e-6}, "*.bias": {"weight_decay": 0}, "layers.?.*": {"lr": 2}}
     )
-    assert [(s.key, s.value, s.status, s.why) for s in setting_rows(optim, MODEL)] == [
+    assert [(s.key, s.value, s.status, s.why) for s in rows(optim, MODEL)] == [
         (
             "optim.groups.layers.*", "{lr: 1}", "degraded",
             "its parameters are in more specific or later groups",
@@ -196,7 +196,7 @@ def test_a_plan_says_which_parameters_a_group_is_of() -> None:
 
 def test_two_groups_that_say_the_same_of_a_tied_tensor_are_both_applied() -> None:
     optim = adamw({"embed": {"lr": 1}, "head": {"lr": 1}})
-    assert [(s.status, s.why) for s in setting_rows(optim, MODEL)] == [("applied", "to 1 parameter: embed.weight")] * 2
+    assert [(s.status, s.why) for s in rows(optim, MODEL)] == [("applied", "to 1 parameter: embed.weight")] * 2
 
 
 ROLES: dict[str, Role] = {"embed.weight": "embedding", "score.weight": "head"}

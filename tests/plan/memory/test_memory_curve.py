@@ -12,9 +12,9 @@ import pytest
 
 from launcher.job.schema.cluster import Cluster
 from launcher.plan.memory.memory_curves import MemoryCurve, MemoryPeriod, curves
-from launcher.plan.memory.memory_svg import HIGH, LEFT, ROW, TOP, WIDE, svg
 from launcher.plan.plan import Estimate, Plan
 from launcher.plan.schedule.simulate import Timeline
+from launcher.plan.show.memory_svg import HIGH, LEFT, ROW, TOP, WIDE, svg
 from launcher.planner.plan_job import plan_job
 from tests.parity import job
 

@@ -12,7 +12,7 @@ import pytest
 from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.plan.plan import Plan
-from launcher.plan.show import text
+from launcher.plan.show.text import text
 from launcher.plan.tensor_parallel import operator_strategy_file
 from launcher.planner.plan_job import plan_job
 from launcher.run.write_layout_files import write

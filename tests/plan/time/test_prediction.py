@@ -11,7 +11,7 @@ from launcher.job.compose import compose
 from launcher.job.schema.cluster import Cluster
 from launcher.plan.plan import Plan
 from launcher.plan.schedule.schedules import interleaved_less_memory
-from launcher.plan.show_prediction import prediction_rows
+from launcher.plan.show.prediction import prediction_rows
 from launcher.plan.time.prediction import Prediction, predict
 from launcher.plan.time.speeds import speeds_of
 from launcher.plan.time.step_work import ActionWork, RankWork, StageWork, StepWork

@@ -8,8 +8,8 @@ import pytest
 
 from launcher.job.compose import compose
 from launcher.optim.schedule import factors
-from launcher.plan.show import text
-from launcher.plan.to_json import as_json
+from launcher.plan.show.plan_json import as_json
+from launcher.plan.show.text import text
 from launcher.planner.plan_job import plan_job
 
 LABELS = ("data", "optimizer", "lr", "clipping")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from launcher.runtime.faults import Interrupted
-from launcher.runtime.processes.supervise import caught
+from launcher.runtime.processes.supervise import signal_pipe
 from tests.forked import python
 from tests.ranks import on_ranks
 
@@ -88,7 +88,7 @@ def test_a_signal_stops_the_run_for_good():
 
 def test_a_signal_that_nobody_read_in_time_is_not_lost():
     def work() -> None:
-        with caught():
+        with signal_pipe():
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
@@ -98,7 +98,7 @@ def test_a_signal_that_nobody_read_in_time_is_not_lost():
 def test_an_ignored_signal_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with caught() as fd:
+        with signal_pipe() as fd:
             signal.raise_signal(signal.SIGINT)
             assert fd is not None
             assert not ended(fd, within_s=0)

@@ -82,7 +82,7 @@ def rank_gradients(world, order: str, drop: bool) -> dict[str, torch.Tensor | No
     ids=["ZBV", "1F1B that drops weights", "ZBV that drops weights"],
 )
 def test_torch_loses_gradients_of_split_backwards_in_silence_where_weights_are_dropped(order, drop, right):
-    """If the last case fails, this torch is correct, and the refusal in ``plan/settings/hsdp.py`` can be removed."""
+    """If the last case fails, this torch is correct, and the refusal in ``plan/resolve/hsdp.py`` can be removed."""
     want = alone()
     ranks = on_ranks(RANKS * RANKS, rank_gradients, order, drop)
     close = [g is not None and torch.allclose(g, want[name], rtol=1e-10) for r in ranks for name, g in r.items()]

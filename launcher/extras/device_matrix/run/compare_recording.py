@@ -19,7 +19,7 @@ from launcher.parallel.model_state.module_globals import files_of, put_back
 from launcher.parallel.model_state.python_state import PythonState, changed, generator_state, snapshot
 from launcher.parallel.trace.clock_and_host_reads import streams_kept
 from launcher.parallel.trace.mixing_samples import numbers_if_too_large
-from launcher.parallel.trace.run_on_values import in_memory, trial_inputs
+from launcher.parallel.trace.run_module import in_memory, trial_inputs
 from launcher.parallel.trace.sample_values import trying
 
 

@@ -19,9 +19,9 @@ from launcher.extras.device_matrix.run.local_operators import (
     bound,
     constant,
     replaced,
-    torch_dtype,
     torch_op,
 )
+from launcher.parallel.trace.model_facts import dtype_of
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -392,7 +392,7 @@ def _eps(call: LocalCall, place: int) -> float:
         return argument
     if call.node.kind != "rms_norm":
         return 1e-5
-    dtype = torch_dtype(call.dtype)
+    dtype = dtype_of(call.dtype)
     return torch.finfo(torch.float32 if dtype in HALVES else dtype).eps  # of torch's own dtype
 
 

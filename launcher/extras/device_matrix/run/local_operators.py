@@ -212,13 +212,6 @@ def constant(arg: Arg, device: torch.device) -> Any:
     return arg
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """``"float32"`` -> ``torch.float32``."""
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
 class Collectives(Protocol):
     """Collectives over the ranks that differ from this one along ``axes`` of a device ``matrix`` only."""
 

@@ -17,15 +17,10 @@ from launcher.extras.device_matrix.redistribution import Redistribution, Step
 from launcher.extras.device_matrix.rules.table import uncut_rule
 from launcher.extras.device_matrix.run.kernels import Kernel, prepare
 from launcher.extras.device_matrix.run.local_operators import LocalCall
-from launcher.extras.device_matrix.sharded_graph import RedistributionPair, ShardedGraph, settled, taken
+from launcher.extras.device_matrix.sharded_graph import RedistributionPair, ShardedGraph, move_to_rest, taken
 from launcher.plan.values.layout import Box
 
 REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
-
-
-def rows_of(plans: Iterable[Redistribution]) -> tuple[Rows, ...]:
-    """Return the distinct rows of stage ranks that the plans' collectives need."""
-    return tuple(dict.fromkeys(step.rows for plan in plans for step in plan.steps if step.op != "slice"))
 
 
 @dataclass(frozen=True)
@@ -307,7 +302,7 @@ class StageProgram:
                 kernel=self._kernel(at),
                 takes=takes,
                 outs=node.outs,
-                settles=tuple(settled(sharded, v) for v in node.outs),
+                settles=tuple(move_to_rest(sharded, v) for v in node.outs),
                 done=tuple(way for way in dict.fromkeys(takes) if last[way] == at),
             )
             for at, (node, takes) in enumerate(zip(sharded.graph.nodes, sharded.takes, strict=True))

@@ -20,7 +20,7 @@ from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.dispatch.user_lines import of_error
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.trace.code_between_modules import LOOKS, RUNNING, failing
-from launcher.parallel.trace.run_on_values import needs_values
+from launcher.parallel.trace.run_module import needs_values
 from launcher.parallel.trace.tensor_specs import spec
 from launcher.user_errors import user_error
 

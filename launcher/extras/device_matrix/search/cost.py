@@ -256,13 +256,9 @@ def _inside(graph: OpGraph, node: OpNode, rule: OpRule | None, strategy: OpStrat
     spec = graph.values[node.ins[0]].spec
     ways = prod(strategy.takes(rule, 0).slices)
     reduced = rule.inside if node.kind == "batch_norm" else cut
-    reduced_bytes = spec.nbytes / ways / prod(rule.size[x] / _ways(strategy, x) for x in reduced)
+    reduced_bytes = spec.nbytes / ways / prod(rule.size[x] / strategy.slices(x) for x in reduced)
     rounds = 2 if graph.values[node.outs[0]].trains else 1
     return 2 * (ranks - 1) / ranks * reduced_bytes * rounds, rounds
-
-
-def _ways(strategy: OpStrategy, letter: str) -> int:
-    return prod(strategy.matrix[a] for a in strategy.of.get(letter, ()))
 
 
 def uses(graph: OpGraph) -> Mapping[int, Sequence[tuple[int, int]]]:

@@ -279,22 +279,6 @@ def propagate(
     return search_result(full, best.strategies(single), written, memory)
 
 
-def recursive(
-    graph: OpGraph,
-    rules: Sequence[OpRule | None],
-    ranks: int,
-    model: CostModel | None = None,
-    *,
-    requested: Layouts | None = None,
-    memory: float | None = None,
-) -> SearchResult:
-    """``recursive_programming``: returns what ``propagate`` finds if no strategy is written.
-
-    In that case, the search begins with the strategies of ``halved`` unless candidates are few.
-    """
-    return propagate(graph, rules, ranks, {}, model, requested=requested, memory=memory)
-
-
 def _marks(pricer: Pricer, written: Mapping[int, OpStrategy]) -> list[int]:
     """Returns a number for each node; equal operators with equal written strategies and layouts share one."""
     known: dict[object, int] = {}

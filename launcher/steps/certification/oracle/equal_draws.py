@@ -62,6 +62,9 @@ class EqualDraws(TorchDispatchMode):
             return func(*args, **kwargs)
 
 
+# The same code as ``draws`` in ``parallel/dispatch/modes.py``, not imported: the oracle runs nothing that it
+# judges. It may be the same: an operator that it misses draws other numbers on the two sides, so the
+# certificate fails. No error in it makes two trainings agree.
 def _draws(func: Any, args: Any, kwargs: Any) -> bool:
     """Return true if an operator draws random numbers; attention draws only with dropout."""
     if torch.Tag.nondeterministic_seeded not in func.tags:

@@ -14,7 +14,7 @@ from launcher.extras.device_matrix.run import measure_stage
 from launcher.extras.device_matrix.run.record_equal_modules import StageCode
 from launcher.extras.device_matrix.search import explore
 from launcher.extras.device_matrix.show import sharding_rows
-from launcher.plan.to_json import as_json
+from launcher.plan.show.plan_json import as_json
 from launcher.planner.plan_job import plan_job
 from tests.plan.made import job
 from tests.tiers import some_of

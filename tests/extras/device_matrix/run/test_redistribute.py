@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
 
-from launcher.extras.device_matrix.all_to_all_v import rows_over
+from launcher.extras.device_matrix.all_to_all_v import Rows, rows_over
 from launcher.extras.device_matrix.layout import TensorLayout
 from launcher.extras.device_matrix.redistribution import Redistribution, back, redistribution
-from launcher.extras.device_matrix.run.program import StageGroups, redistribute, rows_of
+from launcher.extras.device_matrix.run.program import StageGroups, redistribute
 from launcher.runtime.cluster.world import World
 from launcher.testing.meters import CollectiveMeter
 from tests.extras.device_matrix.layouts import drawn, drawn_shape
@@ -28,6 +29,11 @@ SUMMED = [torch.float64, torch.float32, torch.bfloat16, torch.int64]
 
 Case = tuple[Redistribution, Redistribution, tuple[int, ...]]
 """The redistribution there, the one back, and the axes over which the gradient comes as terms of a sum."""
+
+
+def rows_of(plans: Iterable[Redistribution]) -> tuple[Rows, ...]:
+    """Return the distinct rows of stage ranks that the plans' collectives need."""
+    return tuple(dict.fromkeys(step.rows for plan in plans for step in plan.steps if step.op != "slice"))
 
 
 def planned(src: TensorLayout, dst: TensorLayout, terms: tuple[int, ...], shape: tuple[int, ...], size: int) -> Case:

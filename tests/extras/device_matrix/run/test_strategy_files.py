@@ -15,8 +15,9 @@ from launcher.errors import RequestError
 from launcher.extras.device_matrix.show import operators_json
 from launcher.extras.mindspore.operator_strategies import node_text, of_sharding
 from launcher.job.schema.job import Job
-from launcher.plan import show, to_json
 from launcher.plan.plan import Plan
+from launcher.plan.show import plan_json
+from launcher.plan.show import text as plan_text
 from launcher.planner.plan_job import plan_job
 from tests.extras.device_matrix.run.test_device_matrices import DOCUMENT, SHAPES, drawn, network
 from tests.tiers import some
@@ -39,9 +40,9 @@ def loading(job: Job, plan: Plan, path: Path, **changes: Any) -> Job:
 
 def shown(plan: Plan) -> tuple[str, Any]:
     """Return the plan's text without settings, and the full plan as data."""
-    told = json.loads(to_json.as_json(plan))
+    told = json.loads(plan_json.as_json(plan))
     told.pop("settings")
-    lines = show.text(plan).split("\n")
+    lines = plan_text.text(plan).split("\n")
     ends = [i for i, line in enumerate(lines) if line.startswith("  settings")]
     return "\n".join(lines[: ends[0]] if ends else lines), told
 
@@ -87,8 +88,8 @@ def test_a_strategy_in_the_request_overrides_the_file(tmp_path: Path) -> None:
     job = network("Document", 8, operators=DOCUMENT)
     load = loading(job, plan_job(job), tmp_path / "o.json")
     plan = plan_job(with_parallel(load, operators={"relu*": {"in": [[2, 1]]}}))
-    assert "relu1: relu [2, 1] -> [2, 1], 4 ranks each repeat it" in show.text(plan)
-    assert "matmul2: matmul [1, 8] x [8, 1]" in show.text(plan)
+    assert "relu1: relu [2, 1] -> [2, 1], 4 ranks each repeat it" in plan_text.text(plan)
+    assert "matmul2: matmul [1, 8] x [8, 1]" in plan_text.text(plan)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_parameters_get_the_layouts_of_a_file_and_operators_follow(tmp_path: Pat
 
 def test_a_file_whose_layouts_fit_no_axis_needs_no_other_word_for_device_matrices(tmp_path: Path) -> None:
     path = layouts_of(plan_job(network("Document", 8, operators=DOCUMENT)), tmp_path / "p.json")
-    text = show.text(plan_job(network("Document", 8, param_strategy={"load": path})))
+    text = plan_text.text(plan_job(network("Document", 8, param_strategy={"load": path})))
     assert "matmul1: matmul [2, 4] x [4, 1] -> [2, 1], 4 terms added up" in text
     assert "matmul2: matmul [1, 8] x [8, 1] -> [1, 1], 8 terms added up" in text
 

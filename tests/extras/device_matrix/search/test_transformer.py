@@ -9,7 +9,7 @@ import pytest
 from launcher.extras.device_matrix.op_graph import OpGraph
 from launcher.extras.device_matrix.search.candidates import strategy
 from launcher.extras.device_matrix.search.cost import CostModel, graph_cost
-from launcher.extras.device_matrix.search.explore import propagate, recursive
+from launcher.extras.device_matrix.search.explore import propagate
 from tests.extras.device_matrix.search.recorded import block, megatron
 from tests.extras.device_matrix.search.small_graphs import rules_of
 from tests.tiers import some
@@ -48,7 +48,7 @@ def test_projections_by_columns_and_an_output_by_rows_give_megatrons_plan() -> N
 def test_nothing_written_is_never_worse_than_megatrons_plan(positions: int, ranks: int) -> None:
     graph = block(8, positions)
     rules = rules_of(graph)
-    found = recursive(graph, rules, ranks)
+    found = propagate(graph, rules, ranks, {})
     for tp in (n for n in (1, 2, 4, 8) if 8 % (ranks // n) == 0):
         for sequence in (False, True):
             plan = megatron(graph, rules, ranks, tp, sequence)

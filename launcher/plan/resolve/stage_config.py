@@ -1,0 +1,224 @@
+"""``parallel.pipeline.stage_config``: the stage of each module, as requested or chosen automatically."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from launcher.errors import Problem, RequestError
+from launcher.job.schema.base import yaml_text
+from launcher.job.schema.job import Job
+from launcher.plan import resolve
+from launcher.plan.balance.balance import balanced_stages
+from launcher.plan.cut import stages, uncut_modules, written_stages
+from launcher.plan.cut.inseparable_modules import components, together, why
+from launcher.plan.cut.stages import Stage
+from launcher.plan.cut.traced_model import TracedModel
+from launcher.plan.memory import fits_cluster
+from launcher.plan.memory.optimizer_state import StateSize
+from launcher.plan.resolve import pipeline
+from launcher.plan.sizes import Sizes
+from launcher.plan.values.model_graph import Graph, ModelStructure
+from launcher.plan.values.note import Note
+from launcher.plan.values.resolved import Origins, SwitchesFile
+from launcher.plan.values.text import many
+
+KEY = written_stages.KEY
+
+Config = Mapping[str, int]
+"""The requested stages, by names of modules or parameters."""
+
+
+@dataclass(frozen=True)
+class StageRequest:
+    """What a request says before the model is read: the sizes, and explicit stages if any.
+
+    ``like``: stages from another plan, which are taken in place of an automatic choice. ``switches_file``:
+    the file that has switches of ``transformer_opt``. ``strategies``: the files that have strategies of
+    operators.
+    """
+
+    sizes: Sizes
+    config: dict[str, int] | None
+    like: dict[str, int] | None = None
+    switches_file: SwitchesFile | None = None
+    strategies: Origins = field(default_factory=dict)
+
+
+def cut(
+    job: Job, request: StageRequest, model: TracedModel, optimizer: StateSize
+) -> tuple[tuple[Stage, ...], list[Note]]:
+    """Cuts ``model`` into stages, and returns them with notes on how they were chosen.
+
+    ``optimizer``: the size of its state. Raises ``RequestError`` if the stages are impossible.
+    """
+    sizes, config = request.sizes, request.config
+    called = list(dict.fromkeys(n.target for n in model.graph.nodes if n.kind == "module"))
+    notes: list[Note] = []
+    if model.leaves is None:
+        requested = dict.fromkeys(called, 0)
+    elif config is None:
+        requested, notes = automatic(job, request, model, called, optimizer)
+    else:
+        glued = {n.target for n in model.graph.nodes if n.kind == "param"}
+        requested = _requested_stages(config, called, glued, model.skeleton)
+
+    at, problems = stages.place(model.graph, requested, sizes.virtual - 1)
+    made: tuple[Stage, ...] = ()
+    if not problems:
+        made, problems = stages.cut(model.graph, at, sizes.virtual, model.skeleton)
+
+    problems = [_pasteable(problem, config or {}) for problem in problems]
+    problems += _output(model.graph)
+    if problems:
+        raise RequestError(tuple(problems))
+    return made, notes
+
+
+def _requested_stages(
+    config: Config, called: Sequence[str], glued: Collection[str], skeleton: ModelStructure
+) -> dict[str, int]:
+    """Returns the stages of the ``called`` modules, and of the parameters that glue uses (``glued``).
+
+    A module without a stage of its own takes the stage of its first parameter that has one. A parameter
+    outside of all modules, or one that the request names, keeps its own stage.
+    """
+    out: dict[str, int] = {}
+    for module in called:
+        stage = written_stages.stage_of(config, module)
+        if stage is None:
+            inside = (p.name for p in skeleton.params if stages.covers(module, p.name))
+            stage = next((written_stages.stage_of(config, name) for name in inside), None)
+        if stage is not None:
+            out[module] = stage
+
+    for name in sorted(glued):
+        stage = written_stages.stage_of(config, name)
+        if stage is not None and (name in config or not written_stages.owner(name)):
+            out[name] = stage
+    return out
+
+
+def _pasteable(problem: Problem, config: Config) -> Problem:
+    """Returns ``problem`` without its cure, if a deeper key of the request would override the cure."""
+    keys = [word.partition("=")[0].removeprefix(f"{KEY}.") for word in problem.cure.split()]
+    outdone = any(k.startswith(f"{key}.") for key in keys for k in config)
+    return replace(problem, cure="") if outdone else problem
+
+
+def _output(graph: Graph) -> list[Problem]:
+    """Returns a problem if the model's output is nothing that a loss accepts."""
+    last = graph.nodes[-1]
+    if last.out is not None and (last.keys or not last.packed):
+        return []
+    returned, inside = last.keys if last.out is None and last.keys else ("an object", "")
+    text = f"its forward returns {returned}, neither a tensor nor a plain tuple, list or dict of tensors"
+    cure = "return only the logits, as in out.logits"
+    if inside:
+        line = f"def forward(self, *inputs): return super().forward(*inputs){inside}"
+        cure = f"return only the logits, here or in a derived class: {line}"
+    return [Problem("model", f"{text}; for a loss of your own return one of these, otherwise {cure}")]
+
+
+def automatic(
+    job: Job, request: StageRequest, model: TracedModel, called: Sequence[str], optimizer: StateSize
+) -> tuple[dict[str, int], list[Note]]:
+    """Chooses a stage for each of the ``called`` modules with parameters, so that a step is short and fits.
+
+    Stages are cut only where data flow in one direction. Raises ``RequestError`` for too few modules.
+    """
+    sizes, like, nbytes = request.sizes, request.like, _bytes(model.skeleton)
+    groups = components(model.graph, [m for m in called if nbytes[m]])
+    if len(groups) < sizes.virtual:
+        raise RequestError((_too_few(job, sizes, model, groups),))
+
+    if like is None or any(m not in like for group in groups for m in group):
+        room = None if sizes.engine.over_matrices else fits_cluster.room(job)
+        balanced = balanced_stages(job, sizes, model, groups, optimizer=optimizer, room=room)
+        runs = enumerate(pairwise(balanced.cut))
+        chosen = {m: stage for stage, (i, j) in runs for group in groups[i:j] for m in group}
+        how = balanced.text
+    else:
+        chosen = {m: like[m] for group in groups for m in group}
+        how = "balanced as if nothing was recomputed"
+    notes = [Note(KEY, f"auto -> the stages above: {how}")]
+    for group in groups:
+        if len(group) > 1:
+            reason = why(model.graph, group)
+            notes.append(Note(KEY, f"auto: {together(group)} on one stage, because {reason}"))
+    return chosen, notes
+
+
+def _bytes(skeleton: ModelStructure) -> Counter[str]:
+    """The bytes of the parameters inside of each module."""
+    out = Counter[str]()
+    for p in skeleton.params:
+        for module in stages.around(written_stages.owner(p.name)):
+            out[module] += p.spec.nbytes
+    return out
+
+
+def _too_few(job: Job, sizes: Sizes, model: TracedModel, groups: Sequence[tuple[str, ...]]) -> Problem:
+    """Returns the problem; its cure is the smallest change that leaves no more stages than ``groups``."""
+    text = f"the model has {many(sum(map(len, groups)), 'module')} with parameters"
+    for group in groups:
+        if len(group) > 1:
+            text = f"{text}; {together(group)} must be on one stage, because {why(model.graph, group)}"
+    grouped = any(len(group) != 1 for group in groups)
+    if grouped:
+        text = f"{text}; that leaves {many(len(groups), 'part')}"
+    text = f"{text}, too few for {sizes.virtual} stages"
+
+    for key, changed in _fewer(job, sizes):
+        virtual = _virtual(job, changed)
+        if virtual is None or virtual > len(groups):
+            continue
+        if _as_far(model.skeleton, sizes.virtual, virtual, grouped):
+            words = [f"{pipeline.KEY}.{name}={yaml_text(value)}" for name, value in changed.items()]
+            return Problem(f"{pipeline.KEY}.{key}", text, " ".join(words))
+    return Problem(f"{pipeline.KEY}.stages", f"{text}; use fewer stages")
+
+
+def _fewer(job: Job, sizes: Sizes) -> list[tuple[str, dict[str, Any]]]:
+    """Lists changes of ``parallel.pipeline`` that make fewer stages, smallest first.
+
+    Each comes with the key that the problem is reported for. A change never contains a key that would keep
+    its value.
+    """
+    out: list[tuple[str, dict[str, Any]]] = []
+    if sizes.v:
+        out.append(("scheduler", {"scheduler": "1f1b"}))
+    if job.parallel.pipeline.interleave:
+        out.append(("interleave", {"interleave": False}))
+    if sizes.v and job.parallel.pipeline.interleave:
+        out.append(("scheduler", {"scheduler": "1f1b", "interleave": False}))
+
+    # fewer ranks on the axis; then the same with one virtual stage each, if there are several now
+    fewer = range(sizes.grid["pp"] - 1, 0, -1)
+    out += [("stages", {"stages": n}) for n in fewer]
+    if sizes.v:
+        out += [("stages", {"stages": n, "scheduler": "1f1b"}) for n in fewer]
+    elif sizes.chunks > 1:
+        out += [("stages", {"stages": n, "interleave": False}) for n in fewer]
+    return out
+
+
+def _virtual(job: Job, changed: dict[str, Any]) -> int | None:
+    """The number of stages of ``job`` with these changes; ``None`` if it has problems then."""
+    pipe = job.parallel.pipeline.model_copy(update=changed)
+    other = job.model_copy(update={"parallel": job.parallel.model_copy(update={"pipeline": pipe})})
+    sizes, problems = resolve.sizes(other)
+    return None if problems or sizes is None else sizes.virtual
+
+
+def _as_far(skeleton: ModelStructure, now: int, then: int, grouped: bool) -> bool:
+    """Returns whether a cut into ``then`` stages divides modules into the same units as one into ``now``.
+
+    Only then does it keep the same modules together.
+    """
+    return (
+        not grouped or then == 1 or uncut_modules.units(skeleton, now) == uncut_modules.units(skeleton, then)
+    )
