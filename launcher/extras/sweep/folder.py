@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,9 @@ from launcher.untrusted.files import read_json, read_text
 
 INDEX = "sweep.json"
 """The overrides of each cell, by the cell's name."""
+
+_NAME = re.compile(r"(\d{1,9})(?:-[\w.-]*)?", re.ASCII)
+"""The name of a cell: one part of a path, which begins with its number."""
 
 PRUNED = "pruned.json"
 """The reason why each pruned cell was pruned, by its name."""
@@ -97,11 +101,13 @@ def named(folder: Path, cells: Sequence[Cell]) -> tuple[Cell, ...]:
     """Names the cells' folders. Known overrides keep their name; new ones get the next number."""
     path = folder / INDEX
     names = {tuple(overrides): name for name, overrides in known_cells(folder).items()}
+    count = max((int(name.partition("-")[0]) + 1 for name in names.values()), default=0)
     out = []
     for cell in cells:
-        key = without_run_dir(cell.overrides)
+        key = identity(cell.overrides)
         if key not in names:
-            names[key] = f"{len(names)}-{cell.name.partition('-')[2]}".rstrip("-")
+            names[key] = f"{count}-{cell.name.partition('-')[2]}".rstrip("-")
+            count += 1
         out.append(Cell(names[key], cell.overrides, cell.varied, cell.repeat))
 
     write_text(path, json.dumps({name: list(key) for key, name in names.items()}, indent=1) + "\n")
@@ -109,7 +115,10 @@ def named(folder: Path, cells: Sequence[Cell]) -> tuple[Cell, ...]:
 
 
 def known_cells(folder: Path) -> dict[str, list[str]]:
-    """The overrides of each known cell, by name. Raises ``RequestError`` for a file that is damaged."""
+    """The overrides of each known cell, by name.
+
+    Raises ``RequestError`` for a file that is damaged, or has a name that leads out of ``folder``.
+    """
     index = folder / INDEX
     if not os.path.lexists(index):
         return {}
@@ -123,6 +132,11 @@ def known_cells(folder: Path) -> dict[str, list[str]]:
     rows: list[Any] = [*overrides.values()] if isinstance(overrides, dict) else [None]
     if not all(isinstance(row, list) and all(isinstance(word, str) for word in row) for row in rows):
         raise RequestError((Problem("sweep_dir", f"{index}: it does not list the overrides of each cell"),))
+    for name in overrides:
+        if not _NAME.fullmatch(name):
+            text = f"{index}: {name!r} is not the name of a cell, which is a number and words, such as 0-1"
+            new = next(p for k in itertools.count(2) if not os.path.lexists(p := f"{folder}-{k}"))
+            raise RequestError((Problem("sweep_dir", text, shlex.quote(f"sweep_dir={new}")),))
     return overrides
 
 
@@ -143,6 +157,10 @@ def prune(folder: Path, name: str, why: str) -> None:
     write_text(folder / PRUNED, json.dumps(pruned(folder) | {name: why}, indent=1) + "\n")
 
 
+def identity(overrides: Sequence[str]) -> tuple[str, ...]:
+    """The overrides that identify a cell, as ``status.json`` records them: with digests of secrets."""
+    return tuple(map(redact.identity, without_run_dir(overrides)))
+
+
 def without_run_dir(overrides: Sequence[str]) -> tuple[str, ...]:
-    """The overrides that identify a cell, with secrets hidden."""
-    return tuple(redact.text(o) for o in overrides if not o.lstrip("+").startswith("run_dir="))
+    return tuple(o for o in overrides if not o.lstrip("+").startswith("run_dir="))
