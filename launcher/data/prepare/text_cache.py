@@ -70,7 +70,7 @@ def make(settings: Text, say: Callable[[str], None], speed: ProgressReporter) ->
     if _complete(final):
         return
     folder = shard_record.working_folder(final)
-    with writing(folder), lock.locked(folder, say):
+    with writing(folder), lock.locked(folder, say, "data.cache"):
         if not _complete(final):
             _make(settings, folder, final, say, speed)
         else:
