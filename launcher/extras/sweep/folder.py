@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.errors import Problem, RequestError, error_text
 from launcher.job.schema import redact
+from launcher.job.schema.job import Job
 from launcher.job.sweep_grid import Cell
 from launcher.runtime.cluster import launch_env
 from launcher.runtime.run_folder import linked
@@ -135,9 +138,45 @@ def known_cells(folder: Path) -> dict[str, list[str]]:
     for name in overrides:
         if not _NAME.fullmatch(name):
             text = f"{index}: {name!r} is not the name of a cell, which is a number and words, such as 0-1"
-            new = next(p for k in itertools.count(2) if not os.path.lexists(p := f"{folder}-{k}"))
-            raise RequestError((Problem("sweep_dir", text, shlex.quote(f"sweep_dir={new}")),))
+            raise RequestError((Problem("sweep_dir", text, another(folder)),))
     return overrides
+
+
+def another(folder: Path) -> str:
+    """The word that names a new folder beside ``folder``, ready for a shell."""
+    new = next(p for k in itertools.count(2) if not os.path.lexists(p := f"{folder}-{k}"))
+    return shlex.quote(f"sweep_dir={new}")
+
+
+UNCOMPARED = (
+    "name", "recipe", "runs", "run_dir", "show", "search", "sweep", "logger", "security", "checkpoint",
+    "launch",
+)  # fmt: skip
+"""Sections that a recipe may change while a sweep of it continues: a cell's result is the same."""
+
+
+def edited(run: Path, job: Job) -> tuple[str, Any, Any] | None:
+    """The first setting that the run in ``run`` had otherwise: its key, its value there and that of ``job``.
+
+    ``None`` if there is none, or if no run has started there. Secrets are hidden, and not compared.
+    """
+    try:
+        ran = Job.model_validate(yaml.safe_load(read_text(run / "config.yaml")))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    then, now = (redact.values(one.model_dump(mode="json", by_alias=True)) for one in (ran, job))
+    differ = ((key, then.get(key), now[key]) for key in now if key not in UNCOMPARED)
+    return next(((key, *values) for key, *values in map(_inner, differ) if values[0] != values[1]), None)
+
+
+def _inner(difference: tuple[str, Any, Any]) -> tuple[str, Any, Any]:
+    """The same difference at the first key below that has it."""
+    key, old, new = difference
+    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+        below = next((name for name in new if old[name] != new[name]), None)
+        if below is not None:
+            return _inner((f"{key}.{below}", old[below], new[below]))
+    return difference
 
 
 def texts(file: Path) -> dict[str, str]:
