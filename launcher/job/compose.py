@@ -350,7 +350,7 @@ def _steps(steps: Any, origins: Origins, problems: list[Problem]) -> Any:
     """Drops settings of steps that were not chosen; chosen steps have a ``kind``.
 
     They are a problem if they are typed, or if the file that has them, or one that it includes, chooses the
-    steps. A later choice of other steps, such as ``steps=[train]`` on the command line, drops them on purpose.
+    steps. A later choice of other steps, as ``steps=[train]`` on the command line, drops them on purpose.
     """
     if not isinstance(steps, dict):
         return steps
