@@ -212,6 +212,9 @@ def _choices(groups: list[Override], configs: ConfigFiles, problems: list[Proble
             problems.append(Problem(o.key, f"{o.text}: give the complete list, in order"))
         elif bad and not o.delete:
             problems += [_misspelled(o, b, options) for b in bad]
+        elif o.key == "steps" and (o.delete or o.value is None):
+            value = o.text if o.delete else "null"
+            problems.append(Problem(o.key, f"{value}: list the steps, in order; [] runs none", "steps=[]"))
         elif o.delete or o.value is None:
             texts.append(f"~{o.key}")
         else:

@@ -414,3 +414,13 @@ def test_settings_of_a_step_that_an_outer_recipe_leaves_out_are_dropped(tmp_path
     Path("r.yaml").write_text("defaults: [base, override /steps: [train], _self_]\n")
     assert list(compose(["recipe=r.yaml"]).job.steps) == ["train"]
     assert compose(["recipe=base.yaml"]).job.steps["evaluate"].batches == 2
+
+
+@pytest.mark.parametrize("word", ["steps=null", "~steps"])
+def test_steps_cannot_be_deleted(word):
+    with pytest.raises(BadRequest) as caught:
+        compose([word])
+    (problem,) = caught.value.problems
+    text = f"{word.removeprefix('steps=')}: list the steps, in order; [] runs none"
+    assert (problem.key, problem.text, problem.cure) == ("steps", text, "steps=[]")
+    assert not compose(["steps=[]"]).job.steps
