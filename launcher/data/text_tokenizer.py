@@ -36,6 +36,9 @@ def inside(path: Path) -> Path | None:
 def load(path: Path, *, tried: bool = False) -> Tokenizer:
     """Loads a ``tokenizer.json``. Raises ``ValueError``, naming the file, if it is not a tokenizer.
 
+    Truncation and padding that the file sets are switched off: they are those of one call of the program that
+    wrote it, and would drop the end of each text, or add padding that is learned.
+
     It is tried in a child process first, unless this was done before (``tried``).
     """
     try:
@@ -56,6 +59,8 @@ def load(path: Path, *, tried: bool = False) -> Tokenizer:
         raise ValueError(f"{path}: not a tokenizer: {error}") from error
     if not tokenizer.get_vocab_size():
         raise ValueError(f"{path}: not a tokenizer: it has no tokens")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     return tokenizer
 
 

@@ -214,6 +214,9 @@ def _choices(groups: list[Override], configs: ConfigFiles, problems: list[Proble
             problems.append(Problem(o.key, f"{o.text}: give the complete list, in order"))
         elif bad and not o.delete:
             problems += [_misspelled(o, b, options) for b in bad]
+        elif o.key == "steps" and (o.delete or o.value is None):
+            value = o.text if o.delete else "null"
+            problems.append(Problem(o.key, f"{value}: list the steps, in order; [] runs none", "steps=[]"))
         elif o.delete or o.value is None:
             texts.append(f"~{o.key}")
         else:
@@ -344,7 +347,11 @@ def _of_hole(key: str, holes: set[str]) -> bool:
 
 
 def _steps(steps: Any, origins: Origins, problems: list[Problem]) -> Any:
-    """Drops settings of steps that were not chosen; chosen steps have a ``kind``."""
+    """Drops settings of steps that were not chosen; chosen steps have a ``kind``.
+
+    They are a problem if they are typed, or if the file that has them, or one that it includes, chooses the
+    steps. A later choice of other steps, as ``steps=[train]`` on the command line, drops them on purpose.
+    """
     if not isinstance(steps, dict):
         return steps
     verbs = schema_keys.kinds(schema_keys.at(("steps", "any"), {}))
@@ -355,14 +362,27 @@ def _steps(steps: Any, origins: Origins, problems: list[Problem]) -> Any:
             kept[name] = step
             continue
 
-        # a recipe may have settings of optional steps; a setting that is typed means that the step should run
+        # settings of a step mean that it should run
         origin = origins.of(f"steps.{name}")
-        if origin is not None and origin.typed:
+        if origin is not None and (origin.typed or _chooses_steps(origin, origins)):
             chosen = [n for n, s in steps.items() if isinstance(s, dict) and "kind" in s]
             text = f"{name!r} is not among the steps of this run ({', '.join(chosen) or 'none'})"
-            listed = paste("steps", [*(c for c in chosen if c in verbs), name])
-            problems.append(Problem(f"steps.{name}", text, f"{listed} {shell(origin.text)}"))
+            more = [name] if origin.typed else [n for n in steps if n not in chosen and n in verbs]
+            listed = paste("steps", [*(c for c in chosen if c in verbs), *more])
+            cure = f"{listed} {shell(origin.text)}" if origin.typed else listed
+            problems.append(Problem(f"steps.{name}", text, cure))
     return named(kept)
+
+
+def _chooses_steps(origin: Origin, origins: Origins) -> bool:
+    """Return true if the user's file that has ``origin`` chooses the steps, or includes a file that does."""
+    places = origins.all("steps")
+    if origin.shipped or any(place.typed for place in places):
+        return False
+    files = [place.where.rsplit(":", 2)[0] for place in places]
+    choices = [k for k, place in enumerate(places) if "/steps" in place.text]
+    own = [k for k, file in enumerate(files) if file == origin.where.rsplit(":", 2)[0]]
+    return bool(own) and own[-1] >= max(choices, default=0)
 
 
 def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> Iterator[Problem]:

@@ -99,7 +99,8 @@ def _of_file(path: Path, package: str, name: str, ours: bool) -> tuple[tuple[str
     for key, mark, value in _marks(path, package):
         where = f"{name}:{mark.line + 1}:{mark.column + 1}"
         line = lines[mark.line].rstrip() if mark.line < len(lines) else ""
-        if secret(key) and value not in (None, "", "null", "~") and not place(str(value)):
+        number = value is not None and value in line and readable(line) == line
+        if secret(key) and value not in (None, "", "null", "~") and not place(str(value)) and not number:
             source = f"{line[: mark.column]}{key.rpartition('.')[2]}: {HIDDEN}"
             out.append((key, Origin(where, source, HIDDEN, ours)))
         else:

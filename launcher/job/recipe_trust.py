@@ -19,7 +19,8 @@ from launcher.job.config_folders import CONF, RECIPES, shipped, short
 from launcher.job.hydra_compose import Layer
 from launcher.job.merge import RESOLVER, put
 from launcher.job.origins import Origin, Origins
-from launcher.job.overrides import Override
+from launcher.job.overrides import Override, paste
+from launcher.job.schema.redact import addresses
 
 SETTING = "security.recipe"
 PROGRAMS = {
@@ -34,6 +35,15 @@ PROGRAMS = {
     "launch.k8s.env_from": "it sets the environment of programs",
 }
 """Settings that bring code or start a program, and the reason."""
+SENDS = {
+    "logger.mlflow.tracking_uri": "the run and the credentials of MLflow in the environment are sent there",
+    "logger.wandb.entity": "the run is sent to its account",
+    "logger.wandb.mode": "the run is sent during training",
+    "logger.trackio.space_id": "the run is sent there",
+}
+"""Settings that choose where a run is sent, and the reason."""
+STAYS = {"logger.wandb.mode": "offline"}
+"""The values of ``SENDS`` with which nothing is sent."""
 FROZEN = "request.yaml"
 """The frozen request in a run folder: it was checked when the run was requested."""
 
@@ -41,9 +51,9 @@ FROZEN = "request.yaml"
 class Trust:
     """Compares a request with the part of it that the user has set, and reports what untrusted files set.
 
-    A setting of ``PROGRAMS`` is the user's if it has the value that the shipped files and the command line
-    alone give it. Any other value comes from a file, in whatever way: a merge key, an interpolation, the
-    package of an included file.
+    A setting of ``PROGRAMS`` or ``SENDS`` is the user's if it has the value that the shipped files and the
+    command line alone give it. Any other value comes from a file, in whatever way: a merge key, an
+    interpolation, the package of an included file.
     """
 
     def __init__(
@@ -79,6 +89,11 @@ class Trust:
             for key, reason in PROGRAMS.items():
                 if self._of_file(data, key):
                     yield Problem(key, f"{_value(data, key)}: {reason}, and {self._why}", self._cure)
+            for key, reason in SENDS.items():
+                value = _value(data, key)
+                if self._of_file(data, key) and value != STAYS.get(key):
+                    cure = paste(key, value) if isinstance(value, str) and "${" not in value else self._cure
+                    yield Problem(key, f"{addresses(str(value))}: {reason}, and {self._why}", cure)
 
     def unsafe_interpolations(self) -> Iterator[Problem]:
         """Yields a problem for each text of the files that may read the environment."""
@@ -111,8 +126,8 @@ def _as_shipped(layer: Layer) -> bool:
 
 
 def _users(layers: Sequence[Mapping[str, Any]], typed: Sequence[Override]) -> dict[str, Any]:
-    """The sections of ``PROGRAMS`` as the shipped ``layers`` and the ``typed`` overrides alone set them."""
-    sections = {key.partition(".")[0] for key in (*PROGRAMS, SETTING)}
+    """The sections of ``PROGRAMS`` and ``SENDS`` that the shipped ``layers`` and ``typed`` overrides set."""
+    sections = {key.partition(".")[0] for key in (*PROGRAMS, *SENDS, SETTING)}
     merged = OmegaConf.create({})
     for layer in layers:
         merged.merge_with({name: layer[name] for name in sections if name in layer})

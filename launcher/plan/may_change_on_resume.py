@@ -98,14 +98,14 @@ def class_of(key: str) -> tuple[str, ...]:
 
 
 def recorded(job: Job, plan: Plan, contents: str | None = None) -> dict[str, Any]:
-    """Returns the training settings that a checkpoint records; secrets are hidden.
+    """Returns the training settings that a checkpoint records, with digests of secrets.
 
     ``job`` must name the data that is actually read; ``contents``: a digest of its files, if known.
     """
     flat = {key: value for key, value in _flat(job) if _compared(key)}
     flat["train.steps"] = plan.sizes.steps
     derived = {**_derived(plan), "contents": contents}
-    return {**{key: redact.values(value, key) for key, value in flat.items()}, "derived": derived}
+    return {**{key: redact.identified(value, key) for key, value in flat.items()}, "derived": derived}
 
 
 def _compared(key: str) -> bool:
@@ -187,17 +187,13 @@ def _one(key: str, saved: Mapping[str, Any], mine: Mapping[str, Any], job: Job) 
     old, new = saved.get(key, _UNSET), mine.get(key, _UNSET)
     if old is _UNSET and new == _default(job, key):
         return  # the key did not exist when the checkpoint was written
-    if not _same(old, new):
+    if not redact.same(old, new):
         begins = key == "model.lora" and old in (None, _UNSET)  # LoRA starts; the saved weights stay as is
         yield Difference(key, _shown(old), _shown(new), "" if begins else _why(key))
 
 
 def _shown(value: Any) -> Any:
     return UNSET if value is _UNSET else value
-
-
-def _same(old: Any, new: Any) -> bool:
-    return bool(old == new) and isinstance(old, bool) == isinstance(new, bool)
 
 
 def _why(key: str) -> str:

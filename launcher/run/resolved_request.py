@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import refuse
+from launcher.job.schema import redact
 from launcher.job.schema.data import Chat, Text
 from launcher.job.schema.job import Job
 from launcher.plan.values.note import Note
@@ -76,7 +78,7 @@ def resolve_request(request: Request, others: FollowerRanks | None, shown: bool 
         return ResolvedRequest(job, "", overrides, None, (), vocabulary_from=first.vocabulary_from)
     from launcher.job.cures.report import as_yaml  # imports Hydra, which joining ranks do not need
 
-    config, outer = as_yaml(request.data), launch.outer_size()
+    config, outer = as_yaml(request.data) + _hidden_line(request.data), launch.outer_size()
     requested = _again(first.job, config, others)
     here = launch.with_local_ranks(requested, outer)
     job = _with_cache(memory_check.with_device_memory(here))
@@ -84,6 +86,15 @@ def resolve_request(request: Request, others: FollowerRanks | None, shown: bool 
     job, finished = with_last_checkpoint(job)
     notes = (*launch.elastic_notes(requested, here), *finished)
     return ResolvedRequest(job, config, overrides, outer, done, notes, vocabulary_from=first.vocabulary_from)
+
+
+def _hidden_line(data: Any) -> str:
+    """A comment with a digest of the hidden values, so that requests with other secrets differ; or ""."""
+    identified = redact.identified(data)
+    if identified == redact.values(data):
+        return ""
+    text = json.dumps(identified, sort_keys=True, default=str)
+    return f"# {redact.digest(text)}: the hidden values\n"
 
 
 def run_location(job: Job) -> tuple[str, Path]:

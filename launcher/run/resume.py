@@ -176,7 +176,23 @@ def resume_problems(
     job: Job, plan: Plan, overrides: Sequence[str] = (), done: Collection[str] = ()
 ) -> ResumeProblems:
     """Refusals and notes about changes since the checkpoints that the request resumes from."""
-    return _compared(job, plan, sources(job, job.steps.keys() - {*done}), overrides)
+    problems, notes = _compared(job, plan, sources(job, job.steps.keys() - {*done}), overrides)
+    return [*problems, *_other_contents(job, plan, overrides, done)], notes
+
+
+def _other_contents(
+    job: Job, plan: Plan, overrides: Sequence[str], done: Collection[str]
+) -> Iterator[Problem]:
+    """Problems of data whose files have changed since the training that is already done.
+
+    The request is the same as then, so nothing else of the data can differ.
+    """
+    trained = {name for name, step in job.steps.items() if saves_on_ranks(step)}
+    here = _own(job) if trained and trained <= {*done} else None
+    if here is not None:
+        checkpoint = open_checkpoint(here, trust(job))
+        wrong, _ = changes(checkpoint, job, plan, overrides, misfit=False)
+        yield from (problem for problem in wrong if problem.key.partition(".")[0] == "data")
 
 
 def _compared(

@@ -74,7 +74,9 @@ def changes(
     for d in refused:
         own = _pasted(ACCEPT, [*accepted, d.key])
         fixed = misfit and d.key.partition(".")[0] in ("model", "train")
-        text = f"{_value_text(d.new)}: {checkpoint.folder} was trained with {_value_text(d.old)}: {d.why}"
+        new, old = _value_text(d.new), _value_text(d.old)
+        old = "another value, which is hidden" if old == new else old
+        text = f"{new}: {checkpoint.folder} was trained with {old}: {d.why}"
         if d.key in keep:
             problems.append(Problem(d.key, text, "" if fixed else every))
         else:
@@ -116,7 +118,7 @@ def _pasted(key: str, value: Any) -> str:
 
 def _value_text(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
-    text = printable(text)
+    text = printable(redact.without_digests(text))
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 4]} ..."
 
 

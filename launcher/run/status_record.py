@@ -94,7 +94,7 @@ class RunStatus:
 
 def reopen(run: Path, overrides: Sequence[str], config: str, anew: bool) -> RunStatus:
     """The record of ``run``; a second start with the same configuration continues after the done steps."""
-    record = RunStatus(run, tuple(map(redact.text, overrides)))
+    record = RunStatus(run, tuple(map(redact.identity, overrides)))
     recorded = run_folder.read_status(run)
     record.before = None if recorded is None else recorded.get("status")
     if anew or recorded is None or config_of(run) != config:

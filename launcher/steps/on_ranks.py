@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,9 +13,10 @@ from launcher.checkpoint.manifest import unvouched
 from launcher.checkpoint.store import TRAINING, latest, older
 from launcher.job.schema.job import Job
 from launcher.job.schema.models import HuggingFace
+from launcher.job.schema.steps import Step
 from launcher.optional import drill
 from launcher.parallel.fsdp.shard import warm_up
-from launcher.plan.verbs import loads
+from launcher.plan.verbs import loads, reads_best, verb
 from launcher.runtime.cluster.world import World, deterministic
 from launcher.runtime.training import checkpoint_tensors, save
 from launcher.runtime.training.monitored_metrics import forget_absent
@@ -76,19 +78,46 @@ def _build_and_run_steps(world: World, todo: RankSteps, drawn: SharedMetaModels)
         return {}
     with out_of_memory.explained(world, todo.job, todo.plan, todo.trial):
         live = _session(world, todo, drawn)
+        start = live.step
     with out_of_memory.explained(
         world, todo.job, todo.plan, todo.trial, has_optimizer_state=lambda: bool(live.optimizer.state)
     ):
         for name in remaining:
             step = todo.job.steps[name]
-            if live.resumed and loads(step):  # the loaded weights have been trained since
+            if live.resumed and loads(step) and _loaded_before(live, todo.job, name, start):
+                if world.rank == 0:
+                    live.emit({"text": f"{name}: the weights of step {start} come after it"})
                 continue
             message = module(step).run_on_ranks(step, live, todo.job)
+            if loads(step):
+                live.loaded = {**(live.loaded or {}), name: _source(step)}
             if message and world.rank == 0:
                 live.emit({"text": f"{name}: {message}"})
         save.finish(live)
     counts = {"unsaved": live.unsaved, "skipped": live.scaling.skipped}
     return {**live.results, **{name: n for name, n in counts.items() if n}}
+
+
+def _loaded_before(live: Session, job: Job, name: str, start: int) -> bool:
+    """Return true if the ``load`` called ``name`` is part of the weights that the run resumed from.
+
+    This is so if a ``train`` follows it, no training of this start came before it, and the checkpoint was
+    saved after it. A checkpoint of an older version does not say so: then it must have more steps than the
+    training before the load. ``start``: the step of the checkpoint.
+    """
+    names = [*job.steps]
+    before, after = names[: names.index(name)], names[names.index(name) :]
+    if live.step != start or not any(verb(job.steps[n]).trains for n in after):
+        return False
+    if live.loaded is not None:
+        return live.loaded.get(name) == _source(job.steps[name])
+    trains = [sum(verb(job.steps[n]).trains for n in some) for some in (before, after)]
+    return start > live.plan.sizes.steps * trains[0] // sum(trains)
+
+
+def _source(step: Step) -> str:
+    path = getattr(step, verb(step).source)
+    return "" if path is None else path if reads_best(step) else os.path.realpath(path)
 
 
 def _session(world: World, todo: RankSteps, drawn: SharedMetaModels) -> Session:
@@ -101,6 +130,7 @@ def _session(world: World, todo: RankSteps, drawn: SharedMetaModels) -> Session:
         saved = checkpoint_tensors.load(live, resume)
         live.results |= saved.get("results", {})
         live.training = saved.get(TRAINING)
+        live.loaded = dict(saved["loaded"]) if isinstance(saved.get("loaded"), dict) else None
         live.resumed = True
         forget_absent(live)
         if world.rank == 0:

@@ -389,3 +389,38 @@ def test_an_include_after_an_override_is_a_line_with_a_way_out(tmp_path, listed,
         rf".*mine.yaml: defaults.\d: {re.escape(item)}: overrides come last; move it before (optional )?override /\w+",
         problem.text,
     )
+
+
+IDLE = "defaults: [{first}, _self_]\nsteps: {{save: {{}}, evaluate: {{batches: 0}}}}\n"
+
+
+@pytest.mark.parametrize("first", ["lm_single, override /steps: [train]", "mine"])
+def test_settings_of_a_step_that_their_own_file_does_not_choose_are_refused(first, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("defaults: [lm_single, override /steps: [train], _self_]\n")
+    Path("r.yaml").write_text(IDLE.format(first=first))
+    with pytest.raises(BadRequest) as caught:
+        compose(["recipe=r.yaml"])
+    text = "{!r} is not among the steps of this run (train)"
+    assert [(p.key, p.text, p.cure) for p in caught.value.problems] == [
+        (f"steps.{name}", text.format(name), "'steps=[train,save,evaluate]'") for name in ("save", "evaluate")
+    ]
+    assert list(compose(["recipe=r.yaml", "steps=[train]"]).job.steps) == ["train"]
+
+
+def test_settings_of_a_step_that_an_outer_recipe_leaves_out_are_dropped(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text("defaults: [lm_single, _self_]\nsteps: {evaluate: {batches: 2}}\n")
+    Path("r.yaml").write_text("defaults: [base, override /steps: [train], _self_]\n")
+    assert list(compose(["recipe=r.yaml"]).job.steps) == ["train"]
+    assert compose(["recipe=base.yaml"]).job.steps["evaluate"].batches == 2
+
+
+@pytest.mark.parametrize("word", ["steps=null", "~steps"])
+def test_steps_cannot_be_deleted(word):
+    with pytest.raises(BadRequest) as caught:
+        compose([word])
+    (problem,) = caught.value.problems
+    text = f"{word.removeprefix('steps=')}: list the steps, in order; [] runs none"
+    assert (problem.key, problem.text, problem.cure) == ("steps", text, "steps=[]")
+    assert not compose(["steps=[]"]).job.steps

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
 from launcher.errors import RequestError
-from launcher.job import config_folders
+from launcher.job import config_folders, recipe_trust
 from launcher.job.compose import compose
 
 RECIPE = """
@@ -150,6 +151,30 @@ def test_a_recipe_that_is_declared_untrusted_may_not_bring_code(here, section, k
     assert refused(["recipe=theirs.yaml", "security.recipe=untrusted"])[key] == (
         f"{text}, and the recipe is not trusted (security.recipe=untrusted)", "",
     )  # fmt: skip
+
+
+SENDS = {
+    "logger: {mlflow: {tracking_uri: 'http://h:8766'}}": "logger.mlflow.tracking_uri='http://h:8766'",
+    "logger: {wandb: {entity: them}}": "logger.wandb.entity=them",
+    "logger: {wandb: {mode: online}}": "logger.wandb.mode=online",
+    "logger: {trackio: {space_id: them/x}}": "logger.trackio.space_id=them/x",
+}
+
+
+@pytest.mark.parametrize("section", SENDS)
+def test_a_recipe_that_is_not_trusted_does_not_choose_where_the_run_is_sent(here, section):
+    write(here, section)
+    (key,) = refused(words := ["recipe=theirs.yaml", "security.recipe=untrusted"]).keys()
+    text, cure = refused(words)[key]
+    assert text.endswith(f"{recipe_trust.SENDS[key]}, and the recipe is not trusted (security.recipe=untrusted)")
+    (cure,) = shlex.split(cure)
+    assert (cure, refused([*words, cure]), refused(["recipe=theirs.yaml"])) == (SENDS[section], {}, {})
+
+
+@pytest.mark.parametrize("section", ["logger: {wandb: {mode: offline}}", "logger: {mlflow: {}, trackio: {project: a}}"])
+def test_a_recipe_that_is_not_trusted_may_log_on_this_machine(here, section):
+    write(here, section)
+    assert not refused(["recipe=theirs.yaml", "security.recipe=untrusted"])
 
 
 @pytest.mark.parametrize("section", OTHER_WAYS.values(), ids=OTHER_WAYS)

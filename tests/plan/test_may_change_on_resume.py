@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.job.schema import keys as schema_keys
+from launcher.job.schema import redact
 from launcher.job.schema.user_class import Target
 from launcher.plan.may_change_on_resume import (
     CHOSEN,
@@ -131,4 +132,20 @@ def test_a_secret_is_hidden(mine):
     asked, plan = mine
     secret = Target.model_validate({"_target_": "a.B", "api_key": "hush"})
     found = recorded(asked.model_copy(update={"data": secret}), plan)
-    assert (found["data._target_"], found["data.api_key"]) == ("a.B", "***")
+    assert found["data._target_"] == "a.B"
+    assert found["data.api_key"] == redact.digest("hush")
+    assert "hush" not in found["data.api_key"]
+
+
+@pytest.mark.parametrize(("old", "new"), [(1, 200), ("<mask>", "<pad>"), ("hush", "hunter2")])
+@pytest.mark.parametrize("key", ["mask_token", "api_key"])
+def test_another_token_or_key_is_other_data(key, old, new, mine):
+    asked, plan = mine
+    first, second = (
+        asked.model_copy(update={"data": Target.model_validate({"_target_": "a.B", key: value})})
+        for value in (old, new)
+    )
+    saved = recorded(first, plan)
+    assert [(d.key, d.why) for d in differences(saved, second, plan)] == [(f"data.{key}", REFUSED["data"])]
+    assert not differences(saved, first, plan)
+    assert not differences({**saved, f"data.{key}": "***"}, second, plan)

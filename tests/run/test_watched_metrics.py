@@ -96,6 +96,33 @@ def test_the_last_step_is_validated_too_and_the_best_is_named_where_a_checkpoint
     assert all(bytes(exported[name].data) == bytes(blob.data) for name, blob in weights.items())
 
 
+def test_a_run_that_was_stopped_before_a_validation_keeps_the_best_of_after_it(tmp_path):
+    done = run(tmp_path / "run", *RISES[:2], RISES[3], steps=2)
+    say(done, status="running", steps=[], metrics={})
+    run(done, *RISES, *BEST, "steps=[train]", steps=2)
+    state = open_checkpoint(done / "checkpoints/step-000002").state["results"]
+    assert (state["best_step"], state["best_value"]) == (2, validated(done)[2])
+
+
+def test_a_run_that_was_killed_loads_what_an_undisturbed_one_loads(tmp_path, capsys):
+    words = ["steps=[train,save,load,evaluate]", "steps.evaluate.batches=1", "checkpoint.every=1"]
+    words += ["checkpoint.keep=null", f"steps.load.path={tmp_path}/run/checkpoints/step-000002"]
+    done = run(tmp_path / "run", *words, steps=4)
+    want = status(done)["metrics"]["val_loss"]
+
+    # killed after step 3
+    shutil.rmtree(done / "checkpoints/step-000004")
+    (done / "checkpoints/latest").unlink()
+    say(done, status="running", steps=[], metrics={})
+    run(done, *words, steps=4)
+    assert status(done)["metrics"]["val_loss"] == want
+
+    # a load is all that is requested
+    run(done, "steps=[load,evaluate]", words[1], words[-1], steps=4)
+    assert status(done)["metrics"]["val_loss"] == want
+    assert capsys.readouterr().out.count("load: loaded") == 3
+
+
 def test_the_best_of_another_run_is_not_that_of_this_one(straight, tmp_path):
     resume = f"checkpoint.resume={straight}/checkpoints/{checkpoints(straight)[-1]}"
     done = run(tmp_path / "run", *RISES, *BEST, resume, "steps=[train,save]", steps=14)

@@ -217,7 +217,7 @@ def make(settings: Chat, say: Callable[[str], None], speed: ProgressReporter) ->
     if shard_record.published(final) is not None:
         return
     folder = shard_record.working_folder(final)
-    with writing(folder), lock.locked(folder, say):
+    with writing(folder), lock.locked(folder, say, "data.cache"):
         if shard_record.published(final) is not None:
             shard_record.remove_unused(folder)
             return

@@ -22,13 +22,11 @@ class Recipe:
     """The settings of an encoder.
 
     ``tokenizer`` is the content of a tokenizer.json, or ``None`` for bytes. ``end`` is the token that ends
-    each document. ``cuts`` keeps the truncation and padding that the tokenizer.json sets, as ``data=text``
-    does for lines. ``file`` is what errors call the tokenizer.
+    each document. ``file`` is what errors call the tokenizer.
     """
 
     tokenizer: str | None
     end: int
-    cuts: bool = False
     file: str = text_tokenizer.TOKENIZER
 
 
@@ -44,9 +42,8 @@ class Encoder:
         self._tokenizer = None
         if recipe.tokenizer is not None:
             self._tokenizer = Tokenizer.from_str(recipe.tokenizer)
-            if not recipe.cuts:
-                self._tokenizer.no_truncation()
-                self._tokenizer.no_padding()
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
 
     def __call__(self, texts: Sequence[str], end: bool) -> NDArray[np.uint32]:
         """Encodes all ``texts``; if ``end``, an end token follows each of them."""

@@ -9,24 +9,41 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from launcher.errors import Problem, RequestError
+from launcher.untrusted.files import LINK, RefusedFile, links, open_below
+
 LOCK = ".lock"
 POLL_S = 0.1
 
 
 @contextmanager
-def locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Creates and locks ``folder``. Waits for a process that works in the folder and may then rename it."""
+def locked(folder: Path, say: Callable[[str], None], key: str) -> Iterator[None]:
+    """Creates and locks ``folder``. Waits for a process that works in the folder and may then rename it.
+
+    Raises ``RequestError`` if ``folder`` is a link, or has links in it: files there are replaced and deleted.
+    ``key``: the setting that names the folder.
+    """
     while True:
+        _check_links(folder, key)
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            file = (folder / LOCK).open("w")
+            fd = open_below(folder.parent, Path(folder.name, LOCK), os.O_WRONLY | os.O_CREAT)
         except FileNotFoundError:  # another process has just finished and renamed it
             continue
-        with file:
-            _wait(file.fileno(), folder, say)
-            if _is_at(file.fileno(), folder / LOCK):
+        except RefusedFile as error:
+            raise RequestError((Problem(key, str(error)),)) from error
+        with open(fd, "w", encoding="utf-8"):
+            _wait(fd, folder, say)
+            if _is_at(fd, folder / LOCK):
+                _check_links(folder, key)
                 yield
                 return
+
+
+def _check_links(folder: Path, key: str) -> None:
+    link = next(links(folder), None) if os.path.lexists(folder) else None
+    if link is not None:
+        raise RequestError((Problem(key, f"{link}: {LINK}"),))
 
 
 def _wait(fd: int, folder: Path, say: Callable[[str], None]) -> None:

@@ -82,7 +82,7 @@ def _prepare(settings: Prepare, key: str, say: Say, speed: ProgressReporter) -> 
     files = [_file(path, settings) for path in named(settings.src, settings.format)]
     corpus = TextCorpus.from_files(settings, files)
     dst, folder = Path(settings.dst), shard_record.working_folder(Path(settings.dst))
-    with writing(folder), lock.locked(folder, say):
+    with writing(folder), lock.locked(folder, say, f"{key}.dst"):
         manifest = _manifest(dst)
         if manifest is not None and corpus.is_in(manifest):
             shard_record.remove_unused(folder)

@@ -14,7 +14,7 @@ from launcher.data.prepare.documents import Position
 from launcher.data.prepare.lock import LOCK
 from launcher.data.prepare.progress import Progress
 from launcher.data.tokens.formats import sync, token_file
-from launcher.untrusted.files import read_json
+from launcher.untrusted.files import open_below, read_json
 
 MANIFEST = "prepared.json"
 TOKENIZER = "tokenizer.json"
@@ -95,7 +95,8 @@ def write_json(path: Path, value: Any) -> None:
 def write_text(path: Path, text: str) -> None:
     """Writes the file atomically."""
     new = path.with_name(f".{path.name}.new")
-    with new.open("w", encoding="utf-8") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(open_below(path.parent, new.name, flags), "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -28,7 +28,7 @@ from launcher.data.tokens.formats import TokenWriter, mapped, token_file
 from launcher.job.schema.data import Chat, Text
 from launcher.job.schema.job import Job
 
-VERSION = 2  # the version of the cached tokens' format
+VERSION = 3  # the version of the cached tokens' format
 TRAIN, VAL = "train.tokens", "val.tokens"
 FOLDER = "tokens"  # a hidden folder next to the runs, or a folder in the run's folder
 
@@ -70,7 +70,7 @@ def make(settings: Text, say: Callable[[str], None], speed: ProgressReporter) ->
     if _complete(final):
         return
     folder = shard_record.working_folder(final)
-    with writing(folder), lock.locked(folder, say):
+    with writing(folder), lock.locked(folder, say, "data.cache"):
         if not _complete(final):
             _make(settings, folder, final, say, speed)
         else:
@@ -121,7 +121,7 @@ def _make(
         shard_record.write_text(folder / shard_record.TOKENIZER, tokenizer)
         size = 1 + max(Tokenizer.from_str(tokenizer).get_vocab(with_added_tokens=True).values())
 
-        recipe = Recipe(tokenizer, end=0, cuts=True, file=settings.tokenizer_file or shard_record.TOKENIZER)
+        recipe = Recipe(tokenizer, end=0, file=settings.tokenizer_file or shard_record.TOKENIZER)
         speed.begin([CorpusFile(path, "text", "", path.stat().st_size)], Progress())
         done = 0
         for name, part in zip((TRAIN, VAL), text_files.split(settings), strict=True):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -115,6 +116,15 @@ ENDS = {"done": "FINISHED", "failed": "FAILED"}
 LONGEST_PARAM = 500  # characters of a parameter that all versions accept
 
 
+def local(uri: str) -> bool:
+    """Return true if a URI of MLflow names a place on this machine.
+
+    >>> local("file:///a/b"), local("/a/b"), local("sqlite:///a.db"), local("http://h:5000"), local("s3://a")
+    (True, True, True, False, False)
+    """
+    return urlsplit(uri).scheme.lower().partition("+")[0] in ("", "file", "sqlite")
+
+
 class MLflowLogger:
     """Logs to MLflow.
 
@@ -145,15 +155,25 @@ class MLflowLogger:
         )
         made = self._client.create_run(where, run_name=settings.name or self._title)
         self._state["run_id"] = made.info.run_id
-        self._log_settings(config, plan)
+        self._log_settings(config, plan, local(made.info.artifact_uri) and not local(uri or ""))
 
-    def _log_settings(self, config: dict[str, Any], plan: str) -> None:
+    def _log_settings(self, config: dict[str, Any], plan: str, elsewhere: bool) -> None:
+        """Logs the settings and the plan.
+
+        ``elsewhere``: a server asks for files in a folder of this machine. They are not written: it could
+        name any folder.
+        """
         from mlflow.entities import Param
 
         run = self._state["run_id"]
         params = [Param(key, str(value)[:LONGEST_PARAM]) for key, value in flat(config).items()]
         for first in range(0, len(params), MOST_PARAMS):
             self._client.log_batch(run, params=params[first : first + MOST_PARAMS])
+        if elsewhere:
+            print(
+                "config.yaml and plan.txt are not logged: the server names a folder of this machine for them"
+            )
+            return
         self._client.log_text(run, yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "config.yaml")
         self._client.log_text(run, plan, "plan.txt")
 

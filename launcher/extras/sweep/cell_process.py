@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import REFUSED, RequestError
-from launcher.extras.sweep.folder import without_run_dir
+from launcher.extras.sweep.folder import identity, without_run_dir
 from launcher.job.overrides import quoted
 from launcher.job.sweep_grid import Cell
 from launcher.run import frozen_request
@@ -143,7 +143,7 @@ def known_result(folder: Path, cell: Cell) -> CellResult | None:
         return None
     overrides = without_run_dir(status.get("overrides", ()))
     frozen = f"recipe={(folder / cell.name).absolute() / frozen_request.NAME}"
-    if overrides not in (without_run_dir(cell.overrides), (frozen,)):
+    if overrides not in (identity(cell.overrides), (frozen,)):
         return None
 
     return CellResult(

@@ -38,5 +38,5 @@ def run_digest(job: Job, plan: Plan) -> str:
     planned = {k: v for k, v in json.loads(as_json(plan)).items() if k not in WORDS}
     if planned["hsdp"] is not None:
         del planned["hsdp"]["shard_size"]  # the grid determines it
-    text = json.dumps([redact.values(settings), planned], sort_keys=True)
+    text = json.dumps([redact.identified(settings), planned], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

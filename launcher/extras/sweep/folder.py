@@ -5,14 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from launcher.checkpoint.tensorfile.disk import write_text
 from launcher.errors import Problem, RequestError, error_text
 from launcher.job.schema import redact
+from launcher.job.schema.job import Job
 from launcher.job.sweep_grid import Cell
 from launcher.runtime.cluster import launch_env
 from launcher.runtime.run_folder import linked
@@ -20,6 +24,9 @@ from launcher.untrusted.files import read_json, read_text
 
 INDEX = "sweep.json"
 """The overrides of each cell, by the cell's name."""
+
+_NAME = re.compile(r"(\d{1,9})(?:-[\w.-]*)?", re.ASCII)
+"""The name of a cell: one part of a path, which begins with its number."""
 
 PRUNED = "pruned.json"
 """The reason why each pruned cell was pruned, by its name."""
@@ -97,11 +104,13 @@ def named(folder: Path, cells: Sequence[Cell]) -> tuple[Cell, ...]:
     """Names the cells' folders. Known overrides keep their name; new ones get the next number."""
     path = folder / INDEX
     names = {tuple(overrides): name for name, overrides in known_cells(folder).items()}
+    count = max((int(name.partition("-")[0]) + 1 for name in names.values()), default=0)
     out = []
     for cell in cells:
-        key = without_run_dir(cell.overrides)
+        key = identity(cell.overrides)
         if key not in names:
-            names[key] = f"{len(names)}-{cell.name.partition('-')[2]}".rstrip("-")
+            names[key] = f"{count}-{cell.name.partition('-')[2]}".rstrip("-")
+            count += 1
         out.append(Cell(names[key], cell.overrides, cell.varied, cell.repeat))
 
     write_text(path, json.dumps({name: list(key) for key, name in names.items()}, indent=1) + "\n")
@@ -109,7 +118,10 @@ def named(folder: Path, cells: Sequence[Cell]) -> tuple[Cell, ...]:
 
 
 def known_cells(folder: Path) -> dict[str, list[str]]:
-    """The overrides of each known cell, by name. Raises ``RequestError`` for a file that is damaged."""
+    """The overrides of each known cell, by name.
+
+    Raises ``RequestError`` for a file that is damaged, or has a name that leads out of ``folder``.
+    """
     index = folder / INDEX
     if not os.path.lexists(index):
         return {}
@@ -123,7 +135,48 @@ def known_cells(folder: Path) -> dict[str, list[str]]:
     rows: list[Any] = [*overrides.values()] if isinstance(overrides, dict) else [None]
     if not all(isinstance(row, list) and all(isinstance(word, str) for word in row) for row in rows):
         raise RequestError((Problem("sweep_dir", f"{index}: it does not list the overrides of each cell"),))
+    for name in overrides:
+        if not _NAME.fullmatch(name):
+            text = f"{index}: {name!r} is not the name of a cell, which is a number and words, such as 0-1"
+            raise RequestError((Problem("sweep_dir", text, another(folder)),))
     return overrides
+
+
+def another(folder: Path) -> str:
+    """The word that names a new folder beside ``folder``, ready for a shell."""
+    new = next(p for k in itertools.count(2) if not os.path.lexists(p := f"{folder}-{k}"))
+    return shlex.quote(f"sweep_dir={new}")
+
+
+UNCOMPARED = (
+    "name", "recipe", "runs", "run_dir", "show", "search", "sweep", "logger", "security", "checkpoint",
+    "launch",
+)  # fmt: skip
+"""Sections that a recipe may change while a sweep of it continues: a cell's result is the same."""
+
+
+def edited(run: Path, job: Job) -> tuple[str, Any, Any] | None:
+    """The first setting that the run in ``run`` had otherwise: its key, its value there and that of ``job``.
+
+    ``None`` if there is none, or if no run has started there. Secrets are hidden, and not compared.
+    """
+    try:
+        ran = Job.model_validate(yaml.safe_load(read_text(run / "config.yaml")))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    then, now = (redact.values(one.model_dump(mode="json", by_alias=True)) for one in (ran, job))
+    differ = ((key, then.get(key), now[key]) for key in now if key not in UNCOMPARED)
+    return next(((key, *values) for key, *values in map(_inner, differ) if values[0] != values[1]), None)
+
+
+def _inner(difference: tuple[str, Any, Any]) -> tuple[str, Any, Any]:
+    """The same difference at the first key below that has it."""
+    key, old, new = difference
+    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+        below = next((name for name in new if old[name] != new[name]), None)
+        if below is not None:
+            return _inner((f"{key}.{below}", old[below], new[below]))
+    return difference
 
 
 def texts(file: Path) -> dict[str, str]:
@@ -143,6 +196,10 @@ def prune(folder: Path, name: str, why: str) -> None:
     write_text(folder / PRUNED, json.dumps(pruned(folder) | {name: why}, indent=1) + "\n")
 
 
+def identity(overrides: Sequence[str]) -> tuple[str, ...]:
+    """The overrides that identify a cell, as ``status.json`` records them: with digests of secrets."""
+    return tuple(map(redact.identity, without_run_dir(overrides)))
+
+
 def without_run_dir(overrides: Sequence[str]) -> tuple[str, ...]:
-    """The overrides that identify a cell, with secrets hidden."""
-    return tuple(redact.text(o) for o in overrides if not o.lstrip("+").startswith("run_dir="))
+    return tuple(o for o in overrides if not o.lstrip("+").startswith("run_dir="))

@@ -239,7 +239,7 @@ def _param(axes: Sequence[SweepAxis], words: Sequence[str]) -> dict[str, Any] | 
                 return None
             params[axis.key] = number
         else:
-            same = [w for w in axis.words if redact.text(w) == word]
+            same = [w for w in axis.words if redact.identity(w) == word]
             if not same:
                 return None
             params |= {axis.key: same[0]} if axis.varies else {}

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from launcher.errors import Problem, RequestError
@@ -19,7 +20,7 @@ from launcher.extras.sweep.summary import Watch, planned, reasons
 from launcher.job import sweep_grid
 from launcher.job.args import Args
 from launcher.job.compose import BadRequest, Depth, Request, late
-from launcher.job.overrides import shell
+from launcher.job.overrides import shell, written
 from launcher.job.schema import redact
 from launcher.job.schema.search import GRID
 from launcher.job.sweep_grid import Cell
@@ -106,14 +107,35 @@ def _run(
 def _hand_over(sweep_request: SweepRequest, checked: Sequence[CheckedCell], at: Path) -> int:
     """Hands cells over to a cluster; reports the results of those that it has already run."""
     metric = requests.metric(sweep_request.settings, [r.job for r in sweep_request.cells.values()])
-    cell_results = cluster_cells.submitted(sweep_request, at, _named(checked, at))
+    cell_results = cluster_cells.submitted(sweep_request, at, _named(sweep_request, checked, at))
     forecasts = {one.cell.name: one.forecast for one in checked if one.forecast is not None}
     right = ResultsWriter(at, sweep_request, metric).end(cell_results, forecasts)
     return int(not right or any(r.status in _wrong(sweep_request) for r in cell_results))
 
 
-def _named(checked: Sequence[CheckedCell], at: Path) -> list[CheckedCell]:
-    cells = folder.named(at, [one.cell for one in checked])
+def _folders(sweep_request: SweepRequest, at: Path, cells: Sequence[Cell]) -> tuple[Cell, ...]:
+    """Names the folders of ``cells``. Raises ``BadRequest`` if one has run another request there.
+
+    The words of a cell may be the same, and the recipe's file edited since.
+    """
+    named = folder.named(at, cells)
+    for cell in named:
+        if not (at / cell.name / "config.yaml").is_file():
+            continue
+        try:
+            request = sweep_request.compose(cell)
+        except RequestError:  # the cell is refused
+            continue
+        if (change := folder.edited(at / cell.name, request.job)) is not None:
+            key, old, new = change
+            ran = f"cell {at / cell.name} has run with {written(old)}"
+            text = f"{written(new)}: {ran}; its result is of another request"
+            raise late(RequestError((Problem(key, text, folder.another(at)),)), request)
+    return named
+
+
+def _named(sweep_request: SweepRequest, checked: Sequence[CheckedCell], at: Path) -> list[CheckedCell]:
+    cells = _folders(sweep_request, at, [one.cell for one in checked])
     named = [CheckedCell(c, o.forecast, o.refused) for c, o in zip(cells, checked, strict=True)]
     _announce(named)
     return named
@@ -137,13 +159,13 @@ def _sampler(
     sweep_request: SweepRequest, checked: Sequence[CheckedCell], at: Path, metric: str, slots: Slots
 ) -> Sampler:
     if sweep_request.settings.sampler == GRID:
-        return GridSampler(_named(checked, at))
+        return GridSampler(_named(sweep_request, checked, at))
     from launcher.extras.sweep.optuna_sampler import OptunaSampler
 
     first = next((one.forecast for one in checked if one.forecast is not None), None)
     known = [*folder.known_cells(at).values()]
     window = slots.room(first)
-    return OptunaSampler(sweep_request, metric, lambda cells: folder.named(at, cells), known, window)
+    return OptunaSampler(sweep_request, metric, partial(_folders, sweep_request, at), known, window)
 
 
 def _command(args: Args, command: Sequence[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from launcher.job.cures.other_programs import NOT_NEGATED, UNSUPPORTED, our_key,
 from launcher.job.overrides import OPEN, paste
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.misspelled import did_you_mean, nearest
-from launcher.job.schema.redact import secret
+from launcher.job.schema.redact import hidden
 
 _NONE = object()  # None may itself be the intended value
 
@@ -25,7 +25,7 @@ def value(parts: tuple[str, ...], bad: Any, data: Any) -> str:
     """``key=value`` with the first reading of ``bad`` that the schema accepts; "" if there is none."""
     key = ".".join(parts)
     note = schema_keys.at(parts, data)
-    if secret(key) or note is None:
+    if hidden(key, bad) or note is None:
         return ""
     if tokenizer := _tokenizer_file(parts, bad, data):
         return tokenizer

@@ -29,7 +29,7 @@ from launcher.job.schema.components import Metric
 from launcher.job.schema.job import Job
 from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.schema.python_errors import reason
-from launcher.job.schema.redact import HIDDEN, addresses, secret, values
+from launcher.job.schema.redact import HIDDEN, addresses, hidden, secret, values
 
 KINDS = {
     "model": "model", "data": "data set", "loss": "loss", "optim": "optimizer", "schedule": "schedule",
@@ -94,7 +94,7 @@ def counted(keys: Sequence[str]) -> Problem:
 
 def shown(value: Any, key: str) -> str:
     """A value as the user would write it, shortened, with secrets hidden."""
-    if secret(key) and value is not None:
+    if hidden(key, value) or (secret(key) and isinstance(value, str)):
         return HIDDEN
     value, _ = _head(value, _WIDTH)
     text = addresses(value) if isinstance(value, str) and value.strip() else written(values(value, key))
@@ -143,7 +143,7 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
         cure = f"{drop} {meant}".strip() if meant else drop if ours else ""
         return Problem(key, f"unknown key{_valid_here(parts, bad, data)}", cure)
     text = f"unknown key{did_you_mean(right)}"
-    if secret(key):
+    if hidden(key, value):
         return Problem(key, text)
     negated = spelling.NEGATED.match(parts[-1]) and parts[-1] not in NOT_NEGATED
     if negated and not spelling.NEGATED.match(right.rpartition(".")[2]):

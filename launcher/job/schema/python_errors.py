@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from launcher.errors import Problem, RequestError, RequestKeyError, RequestTypeError
-from launcher.job.schema.redact import HIDDEN, secret
+from launcher.job.schema.redact import HIDDEN, hidden
 
 WORDS = {
     "int_type": "should be a whole number",
@@ -98,7 +98,7 @@ def _problem(key: str, errors: list[tuple[int, ErrorDetails]]) -> Problem:
     text = " or ".join([reasons[0], *(r.removeprefix("should be ") for r in reasons[1:])])
     if detail["type"] in ("missing", "extra_forbidden"):
         return Problem(key, text)
-    value = HIDDEN if secret(key) else repr(detail["input"])
+    value = HIDDEN if hidden(key, detail["input"]) else repr(detail["input"])
     at = "".join(f"[{i}]" for i in detail["loc"] if isinstance(i, int))
     shown = value if len(value) <= 60 else value[:57] + "..."
     return Problem(key, f"{f'item {at} = ' if at else ''}{shown}: {text}")

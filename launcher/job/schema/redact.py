@@ -1,7 +1,12 @@
-"""Hides secrets; a value is secret if its key says so."""
+"""Hides secrets; a value is secret if its key says so.
+
+Two requests are compared by ``identity`` or ``identified``, which have a digest where a value is hidden: two
+different secrets must never look like the same request.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
@@ -13,6 +18,21 @@ _WORDS = "token|key|keys|password|passwd|passphrase|secret|secrets|credential|cr
 # matches a whole word of the name (api_key, hf-token) or its end (apikey),
 # but neither data.tokenizer nor steps.sample.tokens
 _SECRET = re.compile(rf"(?:(?:^|[^a-z])(?:{_WORDS})(?:$|[^a-z])|(?:token|key|password|secret)$)")
+_SPECIAL = re.compile(r"(?:bos|eos|pad|mask|unk|sep|cls|image|audio|video)_token(?:s|_ids?)?")
+"""Special tokens of a vocabulary."""
+_MODULES = ("parallel.pipeline.stage_config.", "parallel.operators.", "optim.groups.")
+"""Sections whose keys are names of modules or parameters, such as ``attn.query_key_value``."""
+_PASSWORDS = _WORDS.removeprefix("token|key|keys|")
+_PASSWORD = re.compile(rf"(?:(?:^|[^a-z])(?:{_PASSWORDS})(?:$|[^a-z])|(?:password|secret)$)")
+"""Names of secrets that may be short numbers. A number at a token or key is an index or a count."""
+_NUMBER = r"[-+]?\d{1,9}(?:\.\d{0,9})?(?:e[-+]?\d{1,3})?"
+_NUMBERS = rf"\s*{_NUMBER}(?:\s*,\s*{_NUMBER})*\s*"
+_PLAIN = re.compile(
+    rf"(?:true|false|{_NUMBERS}|(?:choice|range|interval)\({_NUMBERS}\)|\[{_NUMBERS}\])"
+    r"""(?=\s*(?:$|[}\]]|,\s*['"]?[\w.-]+['"]?\s*[:=]))""",
+    re.IGNORECASE,
+)
+"""Booleans, and numbers of at most 9 digits, up to the next key or the end."""
 _RESEMBLED = ("encrypt", "encryption", "password", "passphrase", "credential")
 """Words for secrets whose misspellings are recognized: no other setting has a similar name."""
 
@@ -25,11 +45,32 @@ def secret(key: str) -> bool:
 
     >>> [secret(key) for key in ("logger.api_key", "hub.token", "encrpytt")]
     [True, True, True]
-    >>> [secret(key) for key in ("data.tokenizer", "steps.sample.tokens")]
-    [False, False]
+    >>> [secret(key) for key in ("data.tokenizer", "steps.sample.tokens", "data.mask_token")]
+    [False, False, False]
     """
+    if key.startswith(_MODULES):
+        return False
     parts = [re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower() for part in key.split(".")]
-    return any(_SECRET.search(part) or _nearly(part) for part in parts)
+    return any((_SECRET.search(part) and not _SPECIAL.fullmatch(part)) or _nearly(part) for part in parts)
+
+
+def hidden(key: str, value: Any) -> bool:
+    """Return true if ``value`` is a secret.
+
+    The place of a secret is none, nor is a boolean, nor a number of at most 9 digits at a token or key.
+
+    >>> hidden("model.num_key_value_heads", 2), hidden("hub.token", "abc"), hidden("db.password", 1234)
+    (False, True, True)
+    """
+    if value is None or isinstance(value, bool) or not secret(key) or place(str(value)):
+        return False
+    return not isinstance(value, int | float) or _may_be_number(key) or not re.fullmatch(_NUMBER, str(value))
+
+
+@lru_cache(maxsize=4096)
+def _may_be_number(key: str) -> bool:
+    parts = [re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower() for part in key.split(".")]
+    return any(_PASSWORD.search(part) or _nearly(part) for part in parts)
 
 
 def _nearly(part: str) -> bool:
@@ -96,9 +137,56 @@ def values(data: Any, key: str = "") -> Any:
         return {k: values(v, f"{key}.{k}" if key else str(k)) for k, v in data.items()}
     if isinstance(data, list | tuple):
         return [values(v, key) for v in data]
-    if data is not None and secret(key) and not place(str(data)):
+    if hidden(key, data):
         return HIDDEN
     return addresses(data) if isinstance(data, str) else data
+
+
+@lru_cache(maxsize=1024)
+def digest(secret: str) -> str:
+    """``***`` and a digest of ``secret``. It takes 0.05 s, so that secrets cannot be guessed fast from it."""
+    return HIDDEN + hashlib.pbkdf2_hmac("sha256", secret.encode(), b"launcher", 100_000, 8).hex()
+
+
+_DIGESTED = re.compile(r"\*\*\*[0-9a-f]{16}(?![0-9a-f])")
+
+
+def without_digests(text: str) -> str:
+    """``text`` as people see it."""
+    return _DIGESTED.sub(HIDDEN, text)
+
+
+def identified(data: Any, key: str = "") -> Any:
+    """A copy of plain data that is equal for equal data only: every secret is replaced by its digest."""
+    if isinstance(data, dict):
+        return {k: identified(v, f"{key}.{k}" if key else str(k)) for k, v in data.items()}
+    if isinstance(data, list | tuple):
+        return [identified(v, key) for v in data]
+    if hidden(key, data):
+        return digest(str(data))
+    return _USER.sub(lambda user: digest(user[0]), data) if isinstance(data, str) else data
+
+
+def identity(line: str) -> str:
+    """An override as ``text`` shows it; if that hides anything, a digest of all of it follows."""
+    shown = text(line)
+    return shown if shown == line else shown.removesuffix(HIDDEN) + digest(line)
+
+
+def same(recorded: Any, value: Any) -> bool:
+    """Return true if ``recorded`` is ``value``, both as ``identified`` returns them.
+
+    Older versions recorded ``***`` without a digest: such a value cannot be compared, and is no difference.
+    """
+    if isinstance(recorded, dict) and isinstance(value, dict):
+        return recorded.keys() == value.keys() and all(same(v, value[k]) for k, v in recorded.items())
+    if isinstance(recorded, list) and isinstance(value, list):
+        return len(recorded) == len(value) and all(map(same, recorded, value))
+    if recorded == HIDDEN and value is not None:
+        return True
+    if isinstance(recorded, str) and isinstance(value, str) and not _DIGESTED.search(recorded):
+        return recorded == without_digests(value)
+    return bool(recorded == value) and isinstance(recorded, bool) == isinstance(value, bool)
 
 
 def text(line: str) -> str:
@@ -110,9 +198,11 @@ def text(line: str) -> str:
     'model={lr: 1, api_key: ***'
     """
     at, line = 0, addresses(line)
-    while pair := _PAIR.search(line, at):
+    named_by_module = line.lstrip("+~ ").startswith(_MODULES)
+    while not named_by_module and (pair := _PAIR.search(line, at)):
         value = pair[4].partition(" #")[0].strip()
-        if secret(pair[2]) and value not in ("null", "~", "") and not place(value):
+        plain = _PLAIN.match(value) and not _may_be_number(pair[2])
+        if secret(pair[2]) and value not in ("null", "~", "") and not place(value) and not plain:
             return line[: pair.start(4)] + HIDDEN
         at = pair.start(4)
     return line if _DIGEST.search(line) else _KEY.sub(HIDDEN, line)
@@ -120,7 +210,7 @@ def text(line: str) -> str:
 
 SHORTEST = 5  # characters; shorter words occur in too much other text to be hidden
 _TOKEN = re.compile(r"""([^\s=:,{}\[\]()'"$]+)(\s*[=:])?""")
-_NO_VALUE = {"env", "file", "oc.env", "null", "none", "true", "false"}
+_NO_VALUE = {"env", "file", "oc.env", "null", "none", "true", "false", "choice", "range", "interval"}
 
 
 def typed(words: Sequence[str]) -> frozenset[str]:
@@ -130,27 +220,31 @@ def typed(words: Sequence[str]) -> frozenset[str]:
     ['abcde', 'hunter2']
     """
     secrets: set[str] = set()
-    behind = False
+    behind = ""
     for word in words:
         fresh, behind = _values(word, behind)
         secrets |= {*fresh, *(() if _DIGEST.search(word) else _KEY.findall(word))}
     return frozenset(v for v in secrets if len(v) >= SHORTEST and v.lower() not in _NO_VALUE)
 
 
-def _values(word: str, behind: bool) -> tuple[list[str], bool]:
-    """The secrets in ``word``, and whether the next word may contain the value of a secret.
+def _values(word: str, behind: str) -> tuple[list[str], str]:
+    """The secrets in ``word``, and the name of a secret whose value may be in the next word.
 
-    ``behind``: true if ``word`` may contain the value of a secret that the previous word names.
+    ``behind``: the name of a secret whose value may be in ``word``.
     """
     values: list[str] = []
-    before = ""
+    before, counted = "", False
     for token, joint in _TOKEN.findall(word):
-        if (joint.strip() == "=" and re.fullmatch(r"[-+~]*[a-z_.]+", token)) or not behind:
-            behind = secret(token)
+        named = joint.strip() == "=" and re.fullmatch(r"[-+~]*[a-z_.]+", token)
+        if named or not behind or (counted and joint.strip()):
+            behind = token if secret(token) else ""
+            counted = False
         elif not place(f"{before.lower()}:{token}"):
-            values.append(token)
+            counted = re.fullmatch(_NUMBER, token) is not None and not _may_be_number(behind)
+            values += [] if counted else [token]
         before = token
-    return values, behind and not [v for v in values if v.lower() not in _NO_VALUE]
+    done = counted or any(v.lower() not in _NO_VALUE for v in values)
+    return values, "" if done else behind
 
 
 def hide(text: str, secrets: Collection[str]) -> str:

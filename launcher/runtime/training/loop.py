@@ -70,8 +70,9 @@ def _train(s: Session, loop: Loop) -> None:
     if s.average is not None:
         s.average.begin()
     _call(s, "on_start", s.results)
-    if s.resumed and due(s, loop) and s.results.get("val_step") != s.step:
-        _validation(s, loop)
+    late = s.resumed and due(s, loop) and s.results.get("val_step") != s.step
+    if late and _validation(s, loop):
+        save.attempt(s, loop.keep)
     while s.step < loop.until and not _ended(s, loop):
         # a step
         save.check(s)

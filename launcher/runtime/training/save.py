@@ -241,6 +241,7 @@ def _snapshot(s: Session, keep: int | None, saver: Saver | None) -> Snapshot:
         "loss_scale": [s.scaling.factor, s.scaling.good],
         "skipped": s.scaling.skipped,
         "modules": module_state.gathered(s.model),
+        "loaded": s.loaded,
         "stream": s.feed.stream.place() if s.feed.stream is not None and s.world.rank == 0 else None,
     }
     ranks = CheckpointWriters(s.world, group, final.name)

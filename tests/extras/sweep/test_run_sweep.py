@@ -21,7 +21,9 @@ from launcher.__main__ import main
 from launcher.errors import RequestError
 from launcher.extras.sweep.run_sweep import sweep
 from launcher.job.args import Args
+from launcher.job.compose import compose
 from launcher.job.config_folders import ConfigFiles
+from launcher.job.cures.report import as_yaml
 from launcher.runtime.run_folder import locked
 from tests.tiers import exhaustive
 
@@ -151,6 +153,25 @@ def test_other_settings_in_the_same_folder_never_reuse_a_cell(tmp_path, command)
     assert run(folder, command, "recipe=lm_single", "seed=0,3") == 0
     assert run(folder, command, "recipe=lm_single", "seed=0,3", "train.steps=9") == 0
     assert sorted(p.parent.name for p in folder.glob("*/count")) == ["0-0", "1-3", "2-0", "3-3"]
+
+
+def test_a_recipe_that_was_edited_is_not_mixed_with_the_results_of_the_old_one(tmp_path, command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe, words = Path("r.yaml"), ("recipe=r.yaml", "seed=0,3")
+    recipe.write_text("defaults: [lm_single, _self_]\ntrain: {batch_size: 4}\n")
+    assert run(Path("grid"), command, *words) == 0
+    for cell, seed in (("0-0", 0), ("1-3", 3)):
+        Path("grid", cell, "config.yaml").write_text(as_yaml(compose(["recipe=r.yaml", f"seed={seed}"]).data))
+    assert run(Path("grid"), command, *words) == 0
+
+    recipe.write_text("defaults: [lm_single, _self_]\ntrain: {batch_size: 2}\nlogger: {csv: true}\n")
+    with pytest.raises(RequestError) as caught:
+        run(Path("grid"), command, *words)
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.text, problem.cure) == (
+        "train.batch_size", "2: cell grid/0-0 has run with 4; its result is of another request", "sweep_dir=grid-2",
+    )  # fmt: skip
+    assert run(Path("grid-2"), command, *words) == 0
 
 
 def test_secrets_are_not_written(tmp_path, command):

@@ -1,0 +1,38 @@
+"""A resumed run skips a ``load`` only if its weights come after it; else it would go on with other weights."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.job.schema.steps import Load, Save, Train
+from launcher.steps.on_ranks import _loaded_before
+
+SIX = SimpleNamespace(sizes=SimpleNamespace(steps=6))
+
+
+@pytest.mark.parametrize(
+    ("verbs", "start", "now", "loaded", "skipped"),
+    [
+        ("load train save", 2, 2, {"load": "best"}, True),
+        ("load train save", 2, 2, {}, False),
+        ("load train save", 2, 2, {"load": "/other"}, False),
+        ("load train save", 2, 2, None, True),
+        ("load train save", 0, 0, None, False),
+        ("train save load", 6, 6, {"load": "best"}, False),
+        ("train save load", 5, 6, None, False),
+        ("save load", 6, 6, {"load": "best"}, False),
+        ("train load train2", 2, 3, {"load": "best"}, False),
+        ("train load train2", 5, 5, {"load": "best"}, True),
+        ("train load train2", 3, 3, {}, False),
+        ("train load train2", 3, 3, None, False),
+        ("train load train2", 4, 4, None, True),
+    ],
+)
+def test_a_load_is_skipped_only_if_the_weights_come_after_it(verbs, start, now, loaded, skipped):
+    kinds: dict[str, Any] = {"load": Load(path="best"), "save": Save(), "train": Train(), "train2": Train()}
+    job: Any = SimpleNamespace(steps={name: kinds[name] for name in verbs.split()})
+    live: Any = SimpleNamespace(step=now, loaded=loaded, plan=SIX)
+    assert _loaded_before(live, job, "load", start) is skipped
