@@ -449,11 +449,10 @@ def single_node_graph(model: nn.Module, inputs: Sequence[TensorSpec], ours: bool
     if moved:
         made = _remembering(made, model, inputs)
     evaluated = copied(model)  # the model's own eval() may count calls or merge weights
-    evaluated.eval()
-    try:
+    other = Effects()
+    with suppress(RequestError, NotImplementedError, RuntimeError):  # a run that evaluates will report it
+        evaluated.eval()
         other = _single_node(evaluated, known, inputs)[0].effects
-    except RequestError:  # it does not support evaluation; a run that evaluates will report it
-        other = Effects()
     made = _with_backward_reads(_evaluated(made, other), model, inputs)
     return _drifting(made, model, inputs)
 
@@ -475,7 +474,10 @@ def _drifting(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> G
     if not graph.effects.moves:
         return graph
     evaluated = copied(model)  # the model's own eval() may count calls
-    evaluated.eval()
+    try:
+        evaluated.eval()
+    except (NotImplementedError, RuntimeError):  # it reads values, which a plan does not have
+        return graph
     return replace(graph, effects=replace(graph.effects, drifts=drifting(evaluated, meta(inputs))))
 
 
