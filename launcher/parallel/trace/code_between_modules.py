@@ -249,6 +249,7 @@ def _trace(
         text = "the forward draws numbers from Python's or numpy's random stream"
         why = "which differs on every rank"
         raise RequestError((Problem("model", f"{text}, {why}; draw with torch, inside a module"),))
+    tracer.watch.global_draws = False  # the streams have changed, because each leaf began with new seeds
     tracer.watch.seeds = seeds_of_torch(first, second)
     _one_generator_each(tracer, leaves)
     difference = graph_difference(tracer.graph, again.graph)

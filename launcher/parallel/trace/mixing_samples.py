@@ -1,7 +1,7 @@
 """Tests whether the output or the gradient of a sample depends on the other samples of its batch.
 
-With a contrastive loss the output depends on them; with a user's backward that normalizes over the batch,
-the gradient does.
+Examples: in a contrastive loss the output does; in a custom backward that normalizes over the batch, the
+gradient does.
 
 Torch's batch norms, and their subclasses, are excluded: their statistics are those of each rank's micro
 batch, as in any data-parallel training.
@@ -144,7 +144,7 @@ def numbers_if_too_large(model: nn.Module) -> int:
 
 
 def mixing(model: nn.Module, inputs: Sequence[Tensor]) -> str | None:
-    """Return what of a sample depends on the others: ``OUTPUT``, ``GRADIENT`` or nothing ("").
+    """Return which value of a sample depends on the others: ``OUTPUT``, ``GRADIENT`` or "".
 
     ``None`` if the model is too large to try, draws, or fails. ``inputs`` are on meta; their number of
     samples does not matter.
@@ -171,7 +171,7 @@ TRIES = (
     (torch.float64, True, True), (torch.float64, True, False), (torch.float64, False, False),
     (torch.float32, False, False),
 )  # fmt: skip
-"""The settings to try until the model runs: default dtype, are narrower ones widened, are weights moved."""
+"""Settings to try in order until the model runs: default dtype, widen narrower dtypes, move weights."""
 
 
 @torch.no_grad()
@@ -199,7 +199,7 @@ def _mixing(model: nn.Module, xs: list[Tensor], wide: bool) -> str | None:
 
 
 def _later(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str:
-    """Return what of a sample depends on the others only after many forwards; "" for nothing."""
+    """Return what ``mixing`` does, for samples that mix only after many forwards."""
     for older in _older(model, xs):
         with suppress(Exception):  # the model's code may not allow so many forwards
             mixed = "" if _remembers(older, xs) else _compare(older, xs, drawn)
@@ -222,7 +222,7 @@ def _remembers(model: nn.Module, xs: Sequence[Tensor]) -> bool:
 
 
 def _compare(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str | None:
-    """Return what of a sample depends on the others; ``None`` if equal forwards differ, or draw."""
+    """Return which value of a sample depends on the others; ``None`` if equal forwards differ, or draw."""
     together = run(model, xs)
     if any(bool(torch.isnan(t).any()) for t in together):
         raise ArithmeticError("not a number")
@@ -263,7 +263,7 @@ def _pass(model: nn.Module, xs: Sequence[Tensor]) -> None:
 
 
 class _Sources(TorchFunctionMode):
-    """Finds where gradients of samples end: float inputs, and tensors made of inputs and weights alone.
+    """Finds where gradients of samples end: float inputs, and tensors computed from inputs and weights only.
 
     ``sources`` has them in the order of the forward; each has a row per sample, or seems to. ``hooked``:
     whether a tensor has a hook; ``stopped``: whether a float tensor passes no gradients back, as after
@@ -316,7 +316,7 @@ Rows = list[tuple[Tensor, Tensor]]
 
 
 def _backward_mixes(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bool:
-    """Return true if the gradient that a sample gets depends on the others, their gradients or their number.
+    """Return true if the gradient of a sample depends on other samples, their gradients or the batch size.
 
     Each sample's output has its own gradient, which moves to another row with the sample.
     """
