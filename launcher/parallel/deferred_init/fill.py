@@ -15,7 +15,6 @@ from launcher.parallel.deferred_init.replay import replay
 from launcher.parallel.deferred_init.tape import Tape
 from launcher.parallel.deferred_init.uninitialized import origins
 from launcher.parallel.dispatch.modes import default_dtype
-from launcher.parallel.fsdp.shard import find_parameters
 from launcher.parallel.mesh import cut, local
 from launcher.parallel.model_state.deep_copy import hooks, keep
 from launcher.parallel.stages import StagePart
@@ -144,6 +143,8 @@ def _allocate(module: nn.Module, device: torch.device) -> None:
                 taken.append((store, attr))
                 store[attr] = None
     module.to_empty(device=device)
+    from launcher.parallel.fsdp.shard import find_parameters  # ranks only: a plan does not import FSDP2
+
     find_parameters(module)
 
     # one tensor again under all of its names
