@@ -29,8 +29,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from launcher.parallel.model_state.deep_copy import cells
-from launcher.parallel.model_state.library_attributes import imported, library_attributes, names_read
+from launcher.parallel.model_state.deep_copy import TORCH_ATTRIBUTES, cells
+from launcher.parallel.model_state.library_attributes import library_attributes, names_read
 from launcher.parallel.model_state.process_state import ProcessSnapshot, process_state
 from launcher.parallel.model_state.python_state import (
     BYTES,
@@ -45,6 +45,7 @@ from launcher.parallel.model_state.python_state import (
     parts,
     queued,
 )
+from launcher.parallel.model_state.reachable_code import imports, reachable
 
 FIXED = (FunctionType, ModuleType, property, classmethod, staticmethod, type, _lru_cache_wrapper)
 """Kinds of variables that are not state."""
@@ -81,16 +82,29 @@ Restorers = dict[int, Callable[[], object]]
 def files(*makers: Callable[..., Any]) -> list[str]:
     """Return the Python modules that define these classes and functions, and those that they import from.
 
-    Installed packages are left out, except the packages that the ``makers`` are from.
+    Installed packages are left out, except the packages that the ``makers`` are from. What only a function
+    that the ``makers`` can call imports is imported now: otherwise a forward would import it, and nobody
+    would know its first values.
     """
-    kinds = [k for m in dict.fromkeys(makers) for k in (m.__mro__ if isinstance(m, type) else (m,))]
-    return around(k.__module__ for k in kinds)
+    return _files(makers, makers)
 
 
 def files_of(*models: nn.Module) -> list[str]:
     """Return the ``files`` of all modules' classes, and of the user's functions among their attributes."""
     modules = [m for model in models for m in model.modules()]
-    return files(*map(type, modules), *(f for m in modules for f in functions_of(m)))
+    makers: list[Any] = [*map(type, modules), *(f for m in modules for f in functions_of(m))]
+    attributes = [v for m in modules for name, v in vars(m).items() if name not in TORCH_ATTRIBUTES]
+    return _files(makers, [*makers, *attributes])
+
+
+def _files(makers: Sequence[Callable[..., Any]], starts: Iterable[Any]) -> list[str]:
+    kinds = [k for m in dict.fromkeys(makers) for k in (m.__mro__ if isinstance(m, type) else (m,))]
+    names = dict.fromkeys(k.__module__ for k in kinds)
+    packages = {n.partition(".")[0] for n in names}
+    for value in reachable(starts, lambda name: not _own(name, packages)):
+        if isinstance(value, FunctionType):
+            names |= dict.fromkeys(name for name in imports(value) if _import(name, packages))
+    return _around(names, packages)
 
 
 def functions_of(module: nn.Module) -> list[FunctionType]:
@@ -107,11 +121,10 @@ def _function(value: Any) -> FunctionType | None:
     return value if isinstance(value, FunctionType) else None
 
 
-def around(names: Iterable[str]) -> list[str]:
+def _around(names: Iterable[str], packages: set[str]) -> list[str]:
     """Return the modules of these names, and those that they import from."""
     modules: dict[str, None] = {}
-    queue = deque(dict.fromkeys(names))
-    packages = {n.partition(".")[0] for n in queue}
+    queue = deque(names)
     while queue:
         name = queue.popleft()
         if name in modules or name not in sys.modules or not _own(name, packages):
@@ -120,24 +133,15 @@ def around(names: Iterable[str]) -> list[str]:
         for value in vars(sys.modules[name]).values():
             if isinstance(value, FunctionType | type | ModuleType):
                 queue.append(_from(value))
-        queue += _imported_later(sys.modules[name], packages)
     return [*modules]
 
 
-def _imported_later(module: ModuleType, packages: set[str]) -> Iterator[str]:
-    """Yield the user's modules that functions of ``module`` import when they run; they are imported now.
-
-    Otherwise a forward would import them, and nobody would know their first values.
-    """
-    package = module.__package__ or ""
-    functions = [f for _, f in _walk([module.__name__]).functions]
-    for name in sorted(imported(functions)):
-        for full in dict.fromkeys((name, f"{package}.{name}".strip("."))):
-            if full not in sys.modules and _own(full, packages) and _is_found(full):
-                with suppress(Exception):  # the user's file may raise anything, as it will when it is needed
-                    importlib.import_module(full)
-            if full in sys.modules:
-                yield full
+def _import(name: str, packages: set[str]) -> bool:
+    """Import a module of the user's; return true if it is there."""
+    if name not in sys.modules and _own(name, packages) and _is_found(name):
+        with suppress(Exception):  # the user's file may raise anything, as it will when it is needed
+            importlib.import_module(name)
+    return name in sys.modules
 
 
 def _is_found(name: str) -> bool:

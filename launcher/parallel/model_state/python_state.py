@@ -47,6 +47,9 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 BY_IDENTITY = (nn.Module, torch.Tensor, torch.Generator, FunctionType, MethodType, ModuleType, type)
 """Values that are equal only if they are the same object."""
 
+SINGLE: tuple[type, ...] = (*PLAIN, *BY_IDENTITY, np.ndarray, np.generic)
+"""Values without parts."""
+
 BYTES: tuple[type, ...] = (bytearray, array, memoryview, mmap, ctypes.c_int.__mro__[-2])
 """Types whose bytes Python can change in place; the last is the base class of all types of ctypes."""
 
@@ -111,6 +114,11 @@ class PythonState:
         return [*dict.fromkeys((key[0], *(n for i in chain for n in self.also.get(i, ()))))]
 
     def _walk(self, key: Key, value: Any, chain: tuple[int, ...]) -> None:
+        # most values, for speed
+        if type(value) in PLAIN:
+            self.marks[key], self.chains[key] = value, chain
+            return
+
         # a single value that cannot change
         inner = parts(value) if len(chain) <= DEEP else None
         if inner is None and not isinstance(value, CHANGED_IN_PLACE):
@@ -165,14 +173,14 @@ def parts(value: Any) -> Iterable[tuple[str, Any]] | None:
         bound = value.__self__
         single = isinstance(bound, (ModuleType, nn.Module, type)) or any(bound is s for s in PROCESS_STREAMS)
         return None if bound is None or single else [(".__self__", bound)]
+    if isinstance(value, SINGLE):
+        return None
     if isinstance(value, partial):
         return [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
     if _builtin_iterator(value):
         return [
             (f".{n}", v) for n, v in enumerate(gc.get_referents(value)) if not isinstance(v, type)
         ] or None
-    if isinstance(value, (*PLAIN, *BY_IDENTITY, np.ndarray, np.generic)):
-        return None
 
     # containers, unless they are too long
     inside = entries(value) if isinstance(value, Mapping) else None
@@ -195,8 +203,9 @@ def parts(value: Any) -> Iterable[tuple[str, Any]] | None:
 
 def _builtin_iterator(value: Any) -> bool:
     """Return true for an iterator of Python's own, such as ``zip``, whose place in its parts is state too."""
-    known = type(value).__module__ in ("builtins", "itertools")
-    return known and isinstance(value, Iterator) and not isinstance(value, GeneratorType)
+    kind = type(value)
+    known = kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
+    return known and kind is not GeneratorType
 
 
 def entries(value: Mapping[Any, Any]) -> list[tuple[Any, Any]] | None:

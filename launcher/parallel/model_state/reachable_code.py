@@ -1,9 +1,10 @@
-"""Finds out whether a module's code registers hooks of the backward, also in functions that it calls."""
+"""The functions that a module's code can call, and whether one of them registers hooks of the backward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,6 +14,7 @@ from torch import nn
 from torch.autograd import Function
 
 from launcher.parallel.model_state.deep_copy import TORCH_ATTRIBUTES, cells, hooks
+from launcher.parallel.model_state.library_attributes import imported
 from launcher.parallel.model_state.python_state import PLAIN, library
 
 HOOKING = frozenset(
@@ -44,6 +46,20 @@ def hooks_backward(module: nn.Module) -> bool:
 
 def _leads_to_hooks(starts: list[Any]) -> bool:
     """Return true if one of these objects, or one that it refers to, has code with a name of ``HOOKING``."""
+    for value in reachable(starts, library):
+        if isinstance(value, type):
+            if issubclass(value, Function):
+                return True
+        elif HOOKING & _names(value.__code__):
+            return True
+    return False
+
+
+def reachable(starts: Iterable[Any], foreign: Callable[[str], bool]) -> Iterator[FunctionType | type]:
+    """Yield the functions and classes among ``starts``, and those that their code refers to, also by imports.
+
+    ``foreign``: whether a Python module of this name is left out.
+    """
     queue, seen = list(starts), set[int]()
     while queue and len(seen) < MOST:
         value = queue.pop()
@@ -52,23 +68,31 @@ def _leads_to_hooks(starts: list[Any]) -> bool:
         seen.add(id(value))
         if isinstance(value, MethodType) and isinstance(value.__self__, type):
             value = value.__self__  # such as the apply of a Function, under another name
-        if isinstance(value, type) and issubclass(value, Function) and not library(value.__module__):
-            return True
-        if isinstance(value, FunctionType) and not library(value.__module__ or "torch"):
-            if HOOKING & (names := _names(value.__code__)):
-                return True
-            queue += _referred(value, names)
+        if isinstance(value, FunctionType | type) and not foreign(value.__module__ or "torch"):
+            yield value
+        if isinstance(value, FunctionType) and not foreign(value.__module__ or "torch"):
+            queue += _referred(value, foreign)
         else:
-            queue += _parts(value)
-    return False
+            queue += _parts(value, foreign)
 
 
-def _referred(function: FunctionType, names: frozenset[str]) -> Iterator[Any]:
-    """Yield the objects that the code of ``function`` refers to by these names."""
-    for name in names:
-        value = function.__globals__.get(name)
+def imports(function: FunctionType) -> Iterator[str]:
+    """Yield the names of the Python modules that ``function`` may import when it runs, existing or not."""
+    package = function.__globals__.get("__package__") or ""
+    for name in sorted(imported([function])):
+        yield name
+        if package:
+            yield f"{package}.{name}".strip(".")
+
+
+def _referred(function: FunctionType, foreign: Callable[[str], bool]) -> Iterator[Any]:
+    """Yield the objects that the code of ``function`` refers to."""
+    names = _names(function.__code__)
+    values = [function.__globals__.get(name) for name in names]
+    values += [sys.modules.get(name) for name in imports(function)]
+    for value in values:
         if isinstance(value, ModuleType):
-            if not library(value.__name__):
+            if not foreign(value.__name__):
                 yield from (vars(value)[n] for n in names if n in vars(value))
         elif value is not None:
             yield value
@@ -77,10 +101,10 @@ def _referred(function: FunctionType, names: frozenset[str]) -> Iterator[Any]:
     yield from vars(function).values()
 
 
-def _parts(value: Any) -> list[Any]:
+def _parts(value: Any, foreign: Callable[[str], bool]) -> list[Any]:
     """Return what an object refers to, as far as it is the user's."""
     if isinstance(value, type):
-        kinds = [k for k in value.__mro__ if not library(k.__module__)]
+        kinds = [k for k in value.__mro__ if not foreign(k.__module__)]
         return [v for k in kinds for v in vars(k).values()]
     if isinstance(value, staticmethod | classmethod):
         return [value.__func__]
@@ -97,9 +121,10 @@ def _parts(value: Any) -> list[Any]:
     wrapped: Callable[..., Any] | None = getattr(value, "__wrapped__", None) if callable(value) else None
     if wrapped is not None:
         return [wrapped]
-    return [] if library(type(value).__module__) else [type(value), *getattr(value, "__dict__", {}).values()]
+    return [] if foreign(type(value).__module__) else [type(value), *getattr(value, "__dict__", {}).values()]
 
 
+@cache
 def _names(code: CodeType) -> frozenset[str]:
     """Return the names in ``code``, and its texts, which may be names of attributes."""
     inner = (_names(c) for c in code.co_consts if isinstance(c, CodeType))

@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 import torch
 
-from launcher.parallel.model_state.module_globals import around, files, files_of, put_back, variables
+from launcher.parallel.model_state.module_globals import files, files_of, put_back, variables
 from launcher.parallel.model_state.python_state import changed
 from tests.parallel import kept_elsewhere, library_nets
 from tests.parallel import python_state_nets as nets
+from tests.parity.zoo import case
+from tests.parity.zoo.models import grad_modes
 
 
 def test_variables_and_what_they_hold_are_put_back():
@@ -76,7 +78,7 @@ def test_transformers_is_nobodys_own_code_wherever_it_is_installed(monkeypatch: 
     clone = ModuleType("transformers.models.llama.modeling_llama")
     clone.__file__ = "/home/me/transformers/src/transformers/models/llama/modeling_llama.py"
     monkeypatch.setitem(sys.modules, clone.__name__, clone)
-    assert around([clone.__name__]) == []
+    assert files(type("Net", (), {"__module__": clone.__name__})) == []
 
 
 class Slots:
@@ -167,3 +169,9 @@ def test_files_of_functions_that_a_model_was_given_are_its_own_and_tensors_in_th
         kept = [f"{kept_elsewhere.__name__}.{name}" for name in ("CALLS", "TENSOR")]
         assert [name for name, _ in changed(before, variables(names))] == kept
     assert (kept_elsewhere.CALLS, kept_elsewhere.TENSOR.item()) == (0, 0)
+
+
+def test_only_what_the_models_code_can_call_is_followed_through_its_imports() -> None:
+    """The file of the zoo's cases also has functions that import all models, which no forward calls."""
+    plain = grad_modes.Plain
+    assert files_of(plain()) == [plain.__module__, case.__name__]
