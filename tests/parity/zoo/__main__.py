@@ -22,12 +22,12 @@ def main() -> int:
     parser.add_argument("--layout", nargs="*", default=list(LAYOUTS), choices=list(LAYOUTS), help="all")
     parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2), help="models at a time")
     parser.add_argument("--turn", action="store_true", help="only the models that CI tries now: tests/turns.py")
-    parser.add_argument("--write", action="store_true", help="docs/zoo.md")
+    parser.add_argument("--write", action="store_true", help="write docs/zoo.md, or the rows of a part")
     parser.add_argument("--refusals", action="store_true", help="print the text of every refusal")
     parser.add_argument("--failures", type=Path, help="a file for what failed")
     typed = parser.parse_args()
-    if typed.turn and typed.write:
-        parser.error("--write: docs/zoo.md has every model, --turn tries a part")
+    if typed.write and typed.layout != list(LAYOUTS):
+        parser.error("--write: docs/zoo.md has every layout, --layout tries a part")
     cases = turns.due(chosen(typed.only)) if typed.turn else chosen(typed.only)
     began = time.perf_counter()
     found = table.run(cases, typed.layout, typed.jobs)
@@ -39,8 +39,9 @@ def main() -> int:
     if typed.failures:
         typed.failures.write_text(document.failures(found))
     if typed.write:
-        (ROOT / "docs").mkdir(exist_ok=True)
-        (ROOT / "docs" / "zoo.md").write_text(document.page(found, typed.layout))
+        page = ROOT / "docs" / "zoo.md"
+        part = typed.only or typed.turn
+        page.write_text(document.updated(page.read_text(), found) if part else document.page(found))
     return 1 if list(table.failing(found)) else 0
 
 

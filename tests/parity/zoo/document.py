@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 from tests.parity.zoo.case import all_cases
+from tests.parity.zoo.cell import Verdict
+from tests.parity.zoo.layouts import LAYOUTS
 from tests.parity.zoo.table import Results, counts, failing
+
+REASON = re.compile(r'(\d+)\. <a id="\d+"></a>`(.*)`')
 
 
 def grid(found: Results, layouts: Sequence[str]) -> str:
@@ -41,19 +46,23 @@ def failures(found: Results) -> str:
     return "\n".join([summary(found), "", *wrong, "", *bare, ""])
 
 
-def page(found: Results, layouts: Sequence[str]) -> str:
-    """The text of ``docs/zoo.md``."""
-    about, notes, rows = all_cases(), dict[str, int](), []
+def page(found: Results) -> str:
+    """The text of ``docs/zoo.md``, from the results of every model."""
+    return _page(found, _about(found))
+
+
+def _page(found: Results, about: Mapping[str, str]) -> str:
+    notes, rows = dict[str, int](), []
     for name, row in found.items():
         cells = []
-        for layout in layouts:
+        for layout in LAYOUTS:
             verdict = row[layout]
             if verdict.kind == "refused":
                 number = notes.setdefault(_short(verdict.text), len(notes) + 1)
                 cells.append(f"refused [{number}](#{number})")
             else:
                 cells.append(verdict.kind)
-        rows.append(f"| `{name}`: {about[name].about} | {' | '.join(cells)} |")
+        rows.append(f"| `{name}`: {about[name]} | {' | '.join(cells)} |")
     reasons = [f'{n}. <a id="{n}"></a>`{text}`' for text, n in notes.items()]
     head = [
         "# Odd models",
@@ -64,10 +73,40 @@ def page(found: Results, layouts: Sequence[str]) -> str:
         "",
         f"{summary(found)}.",
         "",
-        f"| model | {' | '.join(layouts)} |",
-        f"|---|{'---|' * len(layouts)}",
+        f"| model | {' | '.join(LAYOUTS)} |",
+        f"|---|{'---|' * len(LAYOUTS)}",
     ]
     return "\n".join([*head, *rows, "", "## Why refused", "", *reasons, ""])
+
+
+def updated(text: str, found: Results) -> str:
+    """The text of ``docs/zoo.md``, in which the rows of ``found`` are new and all others stay."""
+    before, about = _read(text)
+    names = [*before, *(name for name in found if name not in before)]
+    return _page({name: found.get(name, before.get(name, {})) for name in names}, about | _about(found))
+
+
+def _about(names: Iterable[str]) -> dict[str, str]:
+    cases = all_cases()
+    return {name: cases[name].about for name in names}
+
+
+def _read(text: str) -> tuple[Results, dict[str, str]]:
+    """The results in the text of ``docs/zoo.md``, and what it says about each model."""
+    lines = text.splitlines()
+    reasons = dict(match.groups() for line in lines if (match := REASON.fullmatch(line)))
+    found: Results = {}
+    about = {}
+    for line in lines:
+        if line.startswith("| `"):
+            head, *cells = line[2:-2].rsplit(" | ", len(LAYOUTS))
+            name, _, about_it = head[1:].partition("`: ")
+            verdicts = [
+                Verdict(cell.partition(" ")[0], reasons.get(cell.rpartition("#")[2][:-1], "")) for cell in cells
+            ]
+            found[name] = dict(zip(LAYOUTS, verdicts, strict=True))
+            about[name] = about_it
+    return found, about
 
 
 def _reasons(row: dict[str, object]) -> dict[str, list[str]]:

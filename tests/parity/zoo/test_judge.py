@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.parity.zoo import cell, oracle, table
+from tests.parity.zoo import cell, document, oracle, table
 from tests.parity.zoo.case import ABCD, Case, D, Net, block
 from tests.parity.zoo.layouts import LAYOUTS
 
@@ -168,3 +169,13 @@ def test_the_layouts_are_those_of_the_proof() -> None:
         "shard2 level3": (2, 1), "pp2 recompute": (2, 2), "shard2 level3 selective": (2, 1),
         "searched": (2, 1), "pp2 searched level2": (4, 2), "interleaved searched": (4, 2),
     }  # fmt: skip
+
+
+def test_a_part_of_the_page_can_be_written_anew() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "zoo.md").read_text()
+    assert document.updated(text, {}) == text
+    row = dict.fromkeys(LAYOUTS, cell.Verdict("exact")) | {"pp2": cell.Verdict("refused", "model: odd")}
+    new = document.updated(text, {"Plain": row})
+    assert "| `Plain`: Four blocks in a row: this must always work | exact | refused [1](#1) | exact |" in new
+    assert '1. <a id="1"></a>`model: odd`' in new
+    assert len(new.splitlines()) == len(text.splitlines()) + 1
