@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from launcher.errors import Problem
+from launcher.job.schema.did_you_mean import nearest
 from launcher.job.schema.job import Job
-from launcher.job.schema.misspelled import nearest
 from launcher.job.schema.train import Compile
 from launcher.job.schema.user_class import Target
 from launcher.plan.communication.buckets_and_gathers import GatherGroup

@@ -1,4 +1,4 @@
-"""Finds the key or value that a misspelled override means."""
+"""The override that a misspelled one means, as a cure to paste."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.job import intended_value
 from launcher.job.cures.other_programs import NOT_NEGATED, UNSUPPORTED, our_key, step_setting
 from launcher.job.overrides import OPEN, paste
 from launcher.job.schema import keys as schema_keys
-from launcher.job.schema.misspelled import did_you_mean, nearest
+from launcher.job.schema.did_you_mean import did_you_mean, nearest
 from launcher.job.schema.redact import hidden
 
 _NONE = object()  # None may itself be the intended value
