@@ -126,7 +126,7 @@ def find_parameters(module: nn.Module) -> None:
                 param.reset_sharded_param()
 
 
-def warm_up() -> None:
+def fill_dispatch_caches() -> None:
     """Run the operators with which FSDP2 shards a weight, on tensors without memory.
 
     Torch's caches for them take 20 ms and 6 MB. Ranks that are forked afterwards share these caches.
