@@ -189,10 +189,10 @@ def _flaws(rank: int, strategy: Strategy, tensors: Mapping[str, TensorSpec]) -> 
     entries = strategy.entries_of(rank)
     absent = sorted(entries.keys() - tensors.keys())
     if absent:
-        yield f"missing, although the strategy has it on this rank: {', '.join(absent)}"
+        yield f"missing tensors, which the strategy has on this rank: {', '.join(absent)}"
     unknown = sorted(tensors.keys() - entries.keys())
     if unknown:
-        yield f"unexpected: the strategy does not have it on this rank: {', '.join(unknown)}"
+        yield f"unexpected tensors, which the strategy does not have on this rank: {', '.join(unknown)}"
 
     # the shapes and dtypes of the others
     for name, entry in entries.items():

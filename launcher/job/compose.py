@@ -43,7 +43,7 @@ class Request:
     """A composed request.
 
     ``data``: the resolved configuration. ``overrides``: as typed. ``code``: the code that its files name.
-    ``stand_ins``: lines about files that ``job`` names in place of files that a step has yet to write.
+    ``stand_ins``: lines about the files that ``job`` names until a step has written the real ones.
     """
 
     job: Job

@@ -51,7 +51,7 @@ WITHOUT_GUESS = ("tokenizer",)
 def group(parts: tuple[str, ...], bad: Mapping[str, Any], data: Any) -> str:
     """``key={...}`` with the first change to ``bad`` that the schema accepts; "" if it accepts none.
 
-    First sorts its lists of numbers and removes duplicates; then tries other words at the keys of words.
+    It first sorts lists of numbers and removes duplicates; then it tries the other words that a key accepts.
     """
     note = schema_keys.at(parts, data)
     for good in (_sorted_lists(bad), *_other_words(parts, bad, data)):

@@ -39,7 +39,7 @@ def promising_single(row: LayerChain, room: int | None) -> list[Cut]:
 
 
 def _tried(row: LayerChain, cuts: Iterator[tuple[float, Cut]]) -> list[Cut]:
-    """Returns the ``cuts``, sorted by their bounds, that could be the best one."""
+    """Returns those of ``cuts`` that could be the best; ``cuts`` are sorted by their bounds."""
     shortest = inf
     out: list[Cut] = []
     for least, cut in islice(cuts, row.tries):
@@ -76,7 +76,7 @@ def _bound(row: LayerChain, stage: int, start: int, end: int) -> float:
 
 
 Bound = Callable[[int, int, int], float]
-"""The bound of a stage with the layers from a start to an end; infinite if it and longer ones cannot be."""
+"""The bound of a stage with the layers from a start to an end; infinite if no stage may be as long."""
 
 
 def by_bound(

@@ -715,9 +715,11 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
         opaque = {m: what for m, what in graph.opaque if m in gathered}
         if opaque:
             who, what = listed(list(opaque)), next(iter(opaque.values()))
-            text = f"{who}: its forward returns an object ({what}) in which FSDP2 does not find the"
-            text += " tensors or modules, so level3 would not gather its weights again for them"
-            way_out = "return a tuple, list or dictionary of tensors, or keep the weights"
+            text = (
+                f"{who}: its forward returns an object ({what}). FSDP2 does not find the tensors or modules"
+            )
+            text += " in it, so level3 would not gather the weights again for them"
+            way_out = "return a tuple, list or dictionary of tensors, or keep the weights gathered"
             yield Problem(KEY, f"{text}; {way_out}", cure)
         affected = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
         if affected:
