@@ -16,7 +16,7 @@ from launcher.job.schema.job import Job
 from launcher.objective.losses import ClassLoss
 from launcher.parallel import parallelize
 from launcher.parallel.copied_weight_changes import largest_differences
-from launcher.parallel.mesh import local
+from launcher.parallel.local_tensors import local
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import builder, plan_job
 from launcher.runtime.cluster.world import World

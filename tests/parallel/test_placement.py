@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from launcher.parallel.mesh import cut, local
+from launcher.parallel.local_tensors import cut, local
 from launcher.parallel.parallel_model import ParallelModel
 from launcher.parallel.placement_check import check, local_box
 from launcher.plan.values.layout import Layout

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from launcher.data.source import Dataset
 from launcher.parallel.deferred_init.compare_builds import unlike
-from launcher.parallel.mesh import grad, local
+from launcher.parallel.local_tensors import grad, local
 from launcher.parallel.parallel_model import ParallelModel
 from launcher.plan.certify_copy import Copy
 from launcher.plan.cut.tensor_placement import Placed
