@@ -287,7 +287,7 @@ def named(steps: Any) -> Any:
     return {k: {"kind": k, **(v or {})} if isinstance(v, dict | None) else v for k, v in steps.items()}
 
 
-def with_names(steps: dict[str, Any]) -> dict[str, Any]:
+def check_names(steps: dict[str, Any]) -> dict[str, Any]:
     """Refuses a name that cannot be part of a path: the outputs of a step are named after it."""
     for name in steps:
         if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):

@@ -71,7 +71,7 @@ class LayerChain:
         return tuple(f + b for f, b in zip(*self.before, strict=True))
 
     @cached_property
-    def long(self) -> float:
+    def longest_run(self) -> float:
         """The longest time of a run to consider: longer runs make their rank slow, or the stages uneven."""
         cut = shortest(self)
         if self.stages <= 12:

@@ -211,7 +211,7 @@ def _longer(row: LayerChain, begun: _Begun, room: int | None) -> Iterator[_Begun
     first, last = start + 1, row.parts - row.stages + stage + 1
     for end in range(last if stage == row.stages - 1 else first, last + 1):
         time = row.both[end] - row.both[start]
-        if end > first and time > row.long:
+        if end > first and time > row.longest_run:
             return
         rank_bytes = nbytes[rank] + row.near_run(stage, start, end)
         if room is not None and rank_bytes > room:
