@@ -21,7 +21,7 @@ def say(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        gone()
+        discard_output()
 
 
 def tell(text: str) -> None:
@@ -53,6 +53,6 @@ def _painted(text: str) -> str:
     return _ERROR.sub(rf"{WRONG}\g<0>{PLAIN}", text)
 
 
-def gone() -> None:
+def discard_output() -> None:
     """Redirects standard output to /dev/null: its reader has closed it, as ``| head`` does."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

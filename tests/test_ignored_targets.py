@@ -260,7 +260,7 @@ def test_a_batch_in_which_nothing_counts_ends_the_run(layout, precision, tmp_pat
         on_ranks(plan.sizes.grid.size, rank_only_step, j, plan, tmp_path)
     assert failed.value.fault.message == (
         "step 1: all targets of the global batch are -100, which are ignored, so there is no loss; "
-        "the weights were not touched. Look at the data of this step"
+        "the weights were not changed. Look at the data of this step"
     )
 
 

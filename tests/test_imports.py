@@ -37,6 +37,7 @@ LAYERS = {
     "launcher.plan": "plan",
     "launcher.checkpoint": "checkpoint",
     "launcher.parallel": "parallel",
+    "launcher.parallel.local_tensors": "shards",
     "launcher.parallel.model_state.process_state": "process",
     "launcher.runtime": "runtime",
     "launcher.models": "models",
@@ -72,16 +73,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plan": {"errors", "schema", "facts"},
     "checkpoint": {"errors", "plan", "facts", "untrusted"},
     "process": set(),
-    "parallel": {"errors", "plan", "facts", "process"},
-    "runtime": {"errors", "plan", "facts", "parallel", "checkpoint", "optim", "objective", "untrusted"},
+    "shards": {"facts"},  # an optimizer and the layout read the same shards
+    "parallel": {"errors", "plan", "facts", "process", "shards"},
+    "runtime": {"errors", "plan", "facts", "parallel", "shards", "checkpoint", "optim", "objective", "untrusted"},
     "models": RECIPE_PARTS,
     "data": RECIPE_PARTS | {"untrusted", "process pool"},
-    "optim": RECIPE_PARTS,
+    "optim": RECIPE_PARTS | {"shards"},
     "objective": RECIPE_PARTS,
     "request files": {"errors", "schema", "plan", "facts", "checkpoint", "untrusted"},
     "planner": {"request files", "untrusted", "plan", "parallel", "models", "data", "optim", "objective"}
     | RECIPE_PARTS,
-    "steps": {"plan", "checkpoint", "parallel", "runtime", "models", "data", "optim", "objective", "planner"}
+    "steps": {"plan", "checkpoint", "parallel", "shards", "runtime", "models", "data", "optim", "objective", "planner"}
     | RECIPE_PARTS,
     "testing": {"parallel"},
     "rank files": {"checkpoint", "plan", "facts", "errors", "untrusted", "matrices"},
@@ -102,6 +104,7 @@ MUST_NOT_TOUCH = {
     "facts": TORCH + HYDRA + FILES + ("os",),
     "plan": TORCH + HYDRA + FILES + ("os",),
     "checkpoint": TORCH + HYDRA,
+    "shards": HYDRA + FILES + ("os",),
     "process": DISTRIBUTED + HYDRA + FILES,  # it reads and restores what a model may have changed
     "parallel": HYDRA + FILES + ("os",),
     "runtime": HYDRA,
@@ -125,8 +128,8 @@ OPEN = {
         "write",
     },
     "launcher.parallel": {
-        "broadcast", "byte_collectives", "compile", "digests", "grad_norm", "half_precision", "mesh", "output_share",
-        "parallel_model", "recompute", "sequence", "split_backward", "stages",
+        "broadcast", "byte_collectives", "compile", "digests", "grad_norm", "half_precision", "local_tensors", "mesh",
+        "output_share", "parallel_model", "recompute", "sequence", "split_backward", "stages",
         "forward_comparison",
     },
 }  # fmt: skip

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from launcher.errors import RunError
 from launcher.job.schema.job import Job
 from launcher.objective.losses import cross_entropy
-from launcher.parallel.mesh import local
+from launcher.parallel.local_tensors import local
 from launcher.parallel.trace.model_facts import dtype_of, skeleton
 from launcher.plan.cut.tensor_placement import full_precision_names
 from launcher.plan.plan import Plan

@@ -18,7 +18,7 @@ from benchmarks.gpu.request import planned, shape
 from launcher.job.schema.job import Job
 from launcher.optim.build import scale_lr
 from launcher.parallel.cost.memory import MemoryMeter
-from launcher.parallel.mesh import local
+from launcher.parallel.local_tensors import local
 from launcher.plan.plan import Plan
 from launcher.runtime.training.loop import step
 from launcher.runtime.training.session import Session

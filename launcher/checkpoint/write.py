@@ -13,7 +13,7 @@ from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.layout.shards import saved_at_home
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.manifest import EXTRA, FILE_OF, rank_file, stamp, text_record
-from launcher.checkpoint.tensorfile.disk import WriteBehind, discard, now, sync
+from launcher.checkpoint.tensorfile.disk import WriteBehind, discard, run_at_once, sync
 from launcher.checkpoint.tensorfile.encryption import load_key
 from launcher.checkpoint.tensorfile.safetensors import Blob, FileRecord, described, sliced, write_stream
 from launcher.checkpoint.tensorfile.watched_folder import make_folder
@@ -109,7 +109,7 @@ class RankWriter:
         ``extra`` is as in ``write_rank``.
         """
         home = self.folder / f"rank_{self.rank}"
-        do = now if self.behind is None else self.behind.do
+        do = run_at_once if self.behind is None else self.behind.do
         with _gone_if_it_fails(home):
             secret = None if self.key is None else load_key(self.key)
             mark = stamp(self.rank, self.strategy.grid.size, self.strategy.digest)
@@ -189,10 +189,10 @@ def _flaws(rank: int, strategy: Strategy, tensors: Mapping[str, TensorSpec]) -> 
     entries = strategy.entries_of(rank)
     absent = sorted(entries.keys() - tensors.keys())
     if absent:
-        yield f"missing, although the strategy has it on this rank: {', '.join(absent)}"
+        yield f"missing tensors, which the strategy has on this rank: {', '.join(absent)}"
     unknown = sorted(tensors.keys() - entries.keys())
     if unknown:
-        yield f"unexpected: the strategy does not have it on this rank: {', '.join(unknown)}"
+        yield f"unexpected tensors, which the strategy does not have on this rank: {', '.join(unknown)}"
 
     # the shapes and dtypes of the others
     for name, entry in entries.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.job.schema.misspelled import nearest
+from launcher.job.schema.did_you_mean import nearest
 
 UNPACK = "unpack it first"
 PREPARE = "steps=[prepare] steps.prepare.src={} converts it to tokens, which data=tokens reads"

@@ -26,8 +26,8 @@ from launcher.job.origins import COMMAND_LINE, Origin, Origins, gather, of_files
 from launcher.job.overrides import LISTS, Override, paste, read, shell, written
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.base import yaml_text
+from launcher.job.schema.did_you_mean import nearest
 from launcher.job.schema.job import Job
-from launcher.job.schema.misspelled import nearest
 from launcher.job.schema.redact import HIDDEN, secret
 from launcher.job.schema.redact import text as redacted
 from launcher.job.schema.steps import named
@@ -43,7 +43,7 @@ class Request:
     """A composed request.
 
     ``data``: the resolved configuration. ``overrides``: as typed. ``code``: the code that its files name.
-    ``stand_ins``: lines about files that ``job`` names in place of files that a step has yet to write.
+    ``stand_ins``: lines about the files that ``job`` names until a step has written the real ones.
     """
 
     job: Job

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from launcher.job.schema import keys
-from launcher.job.schema.misspelled import nearest
+from launcher.job.schema.did_you_mean import nearest
 from launcher.job.schema.paths import RUN
 
 NOTHING = ("none", "nil", "null", "nan", "nothing")

@@ -13,7 +13,7 @@ from launcher.errors import Problem
 from launcher.job.cures.other_programs import our_key, why_not
 from launcher.job.overrides import GROUPS, OPEN, OPERATORS, STAGE_CONFIG, Override, paste, shell, written
 from launcher.job.schema import keys as schema_keys
-from launcher.job.schema.misspelled import did_you_mean, nearest
+from launcher.job.schema.did_you_mean import did_you_mean, nearest
 from launcher.job.schema.optim import groups_by_name
 from launcher.job.schema.redact import HIDDEN, secret
 from launcher.job.schema.redact import text as redacted

@@ -18,8 +18,8 @@ from launcher.job.config_folders import ConfigFiles
 from launcher.job.hydra_compose import hydrate
 from launcher.job.overrides import OPERATORS, paste, read, written
 from launcher.job.schema import keys, redact
+from launcher.job.schema.did_you_mean import did_you_mean, nearest
 from launcher.job.schema.job import Job
-from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.schema.models import HuggingFace
 from launcher.job.schema.search import AUTO, AXES, RECOMPUTE
 from launcher.job.stray_arguments import KnownNames, sift

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, get_args, get_origin
 
 from launcher.errors import Problem, RequestError
-from launcher.job.schema.misspelled import did_you_mean, nearest
+from launcher.job.schema.did_you_mean import did_you_mean, nearest
 from launcher.job.schema.user_class import Target
 from launcher.user_errors import user_error
 

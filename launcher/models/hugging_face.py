@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.errors import Problem, RequestError
-from launcher.job.schema.misspelled import did_you_mean, nearest
+from launcher.job.schema.did_you_mean import did_you_mean, nearest
 from launcher.job.schema.models import HuggingFace
 from launcher.user_errors import first_line
 

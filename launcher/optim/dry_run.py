@@ -427,7 +427,7 @@ def _lost(trial: OptimizerTrial, observation: Observation, expected: Sequence[Te
         return f"it keeps {texts[0]}, which checkpoints cannot store"
     if _alike(trial.resumed(observation.counters), expected):
         return ""
-    return "restored from its state and groups, it gives different results: it keeps state elsewhere"
+    return "after its state and groups are restored, it gives different results, so it keeps state elsewhere"
 
 
 def _copies(observation: Observation) -> int:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from launcher.parallel.local_tensors import cut, grad, local
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
 
@@ -53,11 +54,11 @@ class LocalShards(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for p, piece in self._own.items():
-            piece.grad = _grad(p)
+            piece.grad = grad(p)
         self.inner.step()
         with torch.no_grad():
             for p, piece in self._own.items():
-                shard = _local(p.detach())
+                shard = local(p.detach())
                 if piece.data_ptr() != shard.data_ptr():  # the optimizer has replaced p.data
                     shard.copy_(piece)
                     piece.data = shard
@@ -72,22 +73,7 @@ class LocalShards(torch.optim.Optimizer):
 
 
 def _piece(p: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(_local(p.detach())) if isinstance(p, DTensor) else p
-
-
-def _local(t: Tensor) -> Tensor:
-    return t.to_local() if isinstance(t, DTensor) else t
-
-
-def _grad(p: Tensor) -> Tensor | None:
-    """Return this rank's piece of the gradient, with the placements of the parameter.
-
-    After tensor parallelism the gradient may have other placements.
-    """
-    g = p.grad
-    if isinstance(g, DTensor) and isinstance(p, DTensor) and g.placements != p.placements:
-        g = g.redistribute(placements=p.placements)
-    return None if g is None else _local(g)
+    return nn.Parameter(local(p.detach())) if isinstance(p, DTensor) else p
 
 
 @dataclass(frozen=True)
@@ -130,14 +116,14 @@ class TensorPieces:
         # copy each piece to its place
         out = piece.new_empty(self.shape)
         for numbers, box in zip(flat.split(room) if room else (), boxes, strict=True):
-            _at(out, box).copy_(numbers[: _numbers(box)].view(box.shape))
+            cut(out, box).copy_(numbers[: _numbers(box)].view(box.shape))
         return out
 
     def mine(self, full: Tensor) -> Tensor:
         """Return this rank's piece of ``full``; it shares memory."""
         box = self.layout.box(self.rank)
         assert box is not None, f"rank {self.rank} has nothing of {self.layout}"
-        return _at(full, box)
+        return cut(full, box)
 
     def _boxes(self, axes: Sequence[str]) -> list[Box]:
         """Return the boxes in the order that gathering over ``axes`` gives: the last axis is outermost."""
@@ -192,9 +178,3 @@ def add_up(terms: Iterable[tuple[TensorPieces, Iterable[int] | None, Tensor]]) -
 
 def _numbers(box: Box) -> int:
     return 0 if box.empty else torch.Size(box.shape).numel()
-
-
-def _at(tensor: Tensor, box: Box) -> Tensor:
-    for dim, (lo, hi) in enumerate(zip(box.lo, box.hi, strict=True)):
-        tensor = tensor.narrow(dim, lo, hi - lo)
-    return tensor

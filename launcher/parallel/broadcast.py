@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from launcher.errors import RunError
 from launcher.parallel import byte_collectives
-from launcher.parallel.mesh import local, mine
+from launcher.parallel.local_tensors import local
+from launcher.parallel.mesh import mine
 from launcher.parallel.user_script import Net, parallel_model_in
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout

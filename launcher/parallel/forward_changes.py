@@ -10,7 +10,7 @@ import torch
 
 from launcher.parallel.copied_weight_changes import LostChanges
 from launcher.parallel.digests import digests
-from launcher.parallel.mesh import local
+from launcher.parallel.local_tensors import local
 from launcher.parallel.running_statistics import Statistics
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.plan import Plan

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from launcher.parallel.mesh import grad, local, to_host
+from launcher.parallel.local_tensors import grad, local
+from launcher.parallel.mesh import to_host
 from launcher.parallel.parallel_model import ParallelModel
 
 

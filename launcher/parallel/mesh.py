@@ -1,4 +1,4 @@
-"""The device mesh, and the local shard of a tensor."""
+"""The device mesh and its process groups, and copies between a device and the host."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from launcher.plan.cut.tensor_placement import Tie
 from launcher.plan.values.grid import Grid
-from launcher.plan.values.layout import Box
 
 
 @dataclass(frozen=True)
@@ -92,11 +90,6 @@ def mine(rank: int, rows: Iterable[tuple[int, ...]]) -> dist.ProcessGroup | None
     return own
 
 
-def local(t: torch.Tensor) -> torch.Tensor:
-    """Return this rank's shard of a DTensor, or the plain tensor itself; the result shares its memory."""
-    return t.to_local() if isinstance(t, DTensor) else t
-
-
 def flags(each: Sequence[bool], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """Return ones and zeros, filled on ``device``: copying a list to it would make the CPU wait."""
     out = torch.ones(len(each), device=device, dtype=dtype)
@@ -109,21 +102,3 @@ def flags(each: Sequence[bool], device: torch.device, dtype: torch.dtype) -> tor
 def to_host(t: torch.Tensor) -> torch.Tensor:
     """Return ``t`` on the CPU, which waits for all earlier work of its device."""
     return t.cpu()
-
-
-def grad(p: torch.Tensor) -> torch.Tensor | None:
-    """Return this rank's piece of the gradient, with the placements of the parameter, or ``None``.
-
-    After tensor parallelism a gradient's placements can differ from its parameter's.
-    """
-    g = p.grad
-    if isinstance(g, DTensor) and isinstance(p, DTensor) and g.placements != p.placements:
-        g = g.redistribute(placements=p.placements)
-    return None if g is None else local(g)
-
-
-def cut(full: torch.Tensor, box: Box) -> torch.Tensor:
-    """Return the part of ``full`` inside ``box``."""
-    for dim, (a, b) in enumerate(zip(box.lo, box.hi, strict=True)):
-        full = full.narrow(dim, a, b - a)
-    return full

@@ -26,7 +26,7 @@ def check(parts: list[StagePart], plan: Plan, rank: int) -> None:
             assert box is not None, f"rank {rank} holds {name}, which the plan puts on stages {placed.stages}"
 
             # the same box of the full tensor; the position of an empty piece does not matter
-            got = where(t)
+            got = local_box(t)
             same = got == box or (got.empty and box.empty)
             if plan.sharding is not None:  # only a piece's shape is known, not its position
                 same = got.shape == box.shape
@@ -42,7 +42,7 @@ def check(parts: list[StagePart], plan: Plan, rank: int) -> None:
         assert not missing, f"rank {rank}, stage {part.stage.index}: no {sorted(missing)}"
 
 
-def where(t: torch.Tensor) -> Box:
+def local_box(t: torch.Tensor) -> Box:
     """Return the box of the full tensor that this rank has.
 
     It begins where torch's chunking puts it, and has the size of the local tensor.

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
 from launcher.errors import RunError
-from launcher.parallel.mesh import local
+from launcher.parallel.local_tensors import local
 
 TRANSPOSES = frozenset({"TBackward0", "TransposeBackward0", "PermuteBackward0"})
 LOCAL_SHARD = "_ToTorchTensorBackward"

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from launcher.parallel.gradient_all_reduce import all_reduce_gradients
-from launcher.parallel.mesh import Meshes, local
+from launcher.parallel.local_tensors import local
+from launcher.parallel.mesh import Meshes
 from launcher.parallel.stages import StagePart
 from launcher.plan.plan import Plan
 

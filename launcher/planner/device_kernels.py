@@ -39,7 +39,7 @@ def counted(job: Job, sizes: Sizes) -> Iterator[None]:
     from launcher.models.language_model import grouped_heads
     from launcher.parallel.cost.kernels import counted_as
 
-    known, count = devices()
+    known, count = local_accelerators()
     kind = _planned(job, known if count >= -(-sizes.grid.size // job.launch.nnodes) else None)
     before = _kind.set(kind)
     try:
@@ -110,7 +110,7 @@ def _planned(job: Job, here: str | None) -> str:
     return here if launch.device == "auto" and here is not None and not elsewhere else "cpu"
 
 
-def devices() -> tuple[str | None, int]:
+def local_accelerators() -> tuple[str | None, int]:
     """The kind of this machine's accelerators and their number; initializes none of them."""
     import torch
 

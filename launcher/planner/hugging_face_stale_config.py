@@ -19,7 +19,8 @@ def notes(job: Job) -> list[Note]:
     return [
         Note(
             f"model.config.{key}",
-            f"{json.dumps(value)}: from {where}; without it transformers would compute {json.dumps(now)}",
+            f"{json.dumps(value)}: from {where}; "
+            f"from the changed keys transformers would compute {json.dumps(now)}",
         )
         for key, value, now in stale(job.model)
     ]

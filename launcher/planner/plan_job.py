@@ -30,6 +30,7 @@ from launcher.plan.refusals import optimizer
 from launcher.plan.resolve import compile, dataset_strategy, device_matrix, recompute
 from launcher.plan.resolve.device_matrix import over_slices
 from launcher.plan.resolve.stage_config import StageRequest
+from launcher.plan.sizes import Sizes
 from launcher.plan.values.model_graph import ModelStructure
 from launcher.plan.values.module_names import listed
 from launcher.plan.values.note import Note
@@ -414,6 +415,30 @@ def _shallow(
     return _followed(job, request, model, uncut, specs)
 
 
+def _notes_on_settings(resolved: Resolved, sizes: Sizes) -> Iterator[Note]:
+    """Yields notes on settings that were resolved before the model is traced."""
+    job = resolved.job
+    yield from (Note(*n.split(" ", 1)) for n in resolve_model(job.model)[1])
+    fallback = resolve_data(job.data)[1]
+    if fallback:
+        yield Note(*fallback.split(" ", 1))
+    if isinstance(job.data, Chat):
+        from launcher.data.chat.checks import trained_text
+
+        if text := trained_text(job.data):
+            yield Note("data.path", text)
+    if isinstance(job.data, Tokens) and (text := partly_checked(job.data)):
+        yield Note("data.vocab_size", text)
+    if resolved.vocabulary_from:
+        yield Note("data.vocab_size", f"null -> {vocab(job.data)}: {resolved.vocabulary_from}")
+    if job.debug.onerank:
+        text = "true: launch.nproc and launch.nnodes are 1; of parallel.* only deferred_init, "
+        text += "pipeline.micro_batch_num and pipeline.loss_reduction are kept"
+        yield Note("debug.onerank", text)
+    if (fault := drill.fault(job, sizes)) is not None:
+        yield Note("debug.drill", str(fault))
+
+
 def _trace_and_plan(
     resolved: Resolved,
     request: StageRequest,
@@ -437,26 +462,7 @@ def _trace_and_plan(
         cache_key = (uncut, specs, grid if laid_out else grid["tp"], request.sizes.pieces)
         forward = traces.followed(cache_key, job, followed)
 
-    # notes on resolved settings
-    notes = [Note(*n.split(" ", 1)) for n in resolve_model(job.model)[1]]
-    fallback = resolve_data(job.data)[1]
-    if fallback:
-        notes.append(Note(*fallback.split(" ", 1)))
-    if isinstance(job.data, Chat):
-        from launcher.data.chat.checks import trained_text
-
-        if text := trained_text(job.data):
-            notes.append(Note("data.path", text))
-    if isinstance(job.data, Tokens) and (text := partly_checked(job.data)):
-        notes.append(Note("data.vocab_size", text))
-    if resolved.vocabulary_from:
-        notes.append(Note("data.vocab_size", f"null -> {vocab(job.data)}: {resolved.vocabulary_from}"))
-    if job.debug.onerank:
-        text = "true: launch.nproc and launch.nnodes are 1; of parallel.* only deferred_init, "
-        text += "pipeline.micro_batch_num and pipeline.loss_reduction are kept"
-        notes.append(Note("debug.onerank", text))
-    if (fault := drill.fault(job, request.sizes)) is not None:
-        notes.append(Note("debug.drill", str(fault)))
+    notes = [*_notes_on_settings(resolved, request.sizes)]
     notes += [*train_steps.steps_note(resolved), *hugging_face_checks.note(job), *optimizer.note(traits)]
     notes += device_kernels.notes(job, forward.graph)
     notes += [*router_losses.untrained_losses(job), *hugging_face_stale_config.notes(job)]

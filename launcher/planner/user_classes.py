@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.data import apart
+from launcher.job.schema.did_you_mean import did_you_mean, nearest
 from launcher.job.schema.job import Job
-from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.schema.models import ModelTarget
 from launcher.job.schema.user_class import Target
 from launcher.job.targets import check, is_installed, locate, missing_module

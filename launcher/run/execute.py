@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.checkpoint.store import latest, step_folder
 from launcher.checkpoint.tensorfile.watched_folder import identity, still_there, watched
-from launcher.console import gone, say
+from launcher.console import discard_output, say
 from launcher.job.schema.data import Chat, Text
 from launcher.job.schema.job import Job
 from launcher.optional import drill_report
@@ -137,7 +137,7 @@ def _hear(
     try:
         bar.feed(news)
     except BrokenPipeError:
-        gone()
+        discard_output()
     if "text" not in news:
         metrics.write(news)
         shown.feed(news)

@@ -11,8 +11,8 @@ from launcher.data.cifar10_fallback import with_data_read
 from launcher.data.file_digests import contents
 from launcher.errors import Problem, printable
 from launcher.job.schema import redact
+from launcher.job.schema.did_you_mean import did_you_mean, nearest
 from launcher.job.schema.job import Job
-from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.schema.optim import Constant, CosineRestarts
 from launcher.job.schema.user_class import Target
 from launcher.optim.schedule import factor

@@ -37,15 +37,8 @@ from launcher.runtime.training import checkpoint_tensors, loop, save
 from launcher.runtime.training.batches import Feed, Indices
 from launcher.runtime.training.session import Session
 from launcher.steps import train
-from launcher.steps.certification.compare import (
-    Certificate,
-    Judge,
-    Piece,
-    as_json,
-    full_tensors_on_rank_0,
-    pieces,
-    verdict,
-)
+from launcher.steps.certification.certificate import Certificate, as_json, verdict
+from launcher.steps.certification.compare import Judge, Piece, full_tensors_on_rank_0, pieces
 from launcher.steps.certification.oracle.equal_draws import EqualDraws
 from launcher.steps.certification.oracle.samples import First, Narrow, ReferenceSamples, held_out
 from launcher.steps.certification.process_states import ProcessStates

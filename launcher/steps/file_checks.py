@@ -108,7 +108,7 @@ class FileChecks:
                 key, f"{path}: this folder would be replaced, and the current folder is in it; name a new one"
             )
         if home.is_relative_to(here):
-            yield Problem(key, f"{path}: the folder of this run, {home}, is in it; {_ANOTHER}")
+            yield Problem(key, f"{path}: this folder contains the folder of this run, {home}; {_ANOTHER}")
         if here.is_relative_to(home) and _used_by_run(here.relative_to(home), self.job):
             yield Problem(key, f"{path}: this run writes its own files there; {_ANOTHER}")
         for other, there in self._earlier_outputs():

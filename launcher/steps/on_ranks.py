@@ -15,7 +15,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.models import HuggingFace
 from launcher.job.schema.steps import Step
 from launcher.optional import drill
-from launcher.parallel.fsdp.shard import warm_up
+from launcher.parallel.fsdp.shard import fill_dispatch_caches
 from launcher.plan.verbs import loads, reads_best, verb
 from launcher.runtime.cluster.world import World, deterministic
 from launcher.runtime.training import checkpoint_tensors, save
@@ -39,7 +39,7 @@ def with_shared_models(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
     if not todo.copies.keys() >= set(todo.names):
         drawn.add(todo.job, todo.plan)
     if todo.plan.hsdp is not None:
-        warm_up()
+        fill_dispatch_caches()
     return partial(run_rank_steps, todo=todo, drawn=drawn)
 
 

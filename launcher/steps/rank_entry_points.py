@@ -1,6 +1,7 @@
-"""The functions that ranks run, which the process that starts them sends without the training engine.
+"""The functions that ranks run; they import the training engine only when they are called.
 
-If that process sent a function of ``on_ranks`` itself, it would import it, which takes a second and 60 MB.
+The process that starts the ranks sends them such a function. To send a function of ``on_ranks`` it would have
+to import that module, which takes a second and 60 MB.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ _STDERR = 2
 
 @contextmanager
 def watched(seconds: float, nbytes: int) -> Iterator[None]:
-    """Limits the block to ``seconds`` of CPU time, and to ``nbytes`` of resident memory beyond what there is.
+    """Limits the block to ``seconds`` of CPU time, and to ``nbytes`` more of resident memory.
 
     Raises ``TooLong``, with the limit as its text. In contrast to ``bounded``, the block may import libraries
     and start threads, which take much address space. Both limits hold in the main thread only, and only
@@ -120,7 +120,7 @@ def _alarm(beyond: Callable[[], str], first: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        signal.setitimer(signal.ITIMER_REAL, *outer)  # an enclosing block goes on with its own alarm
+        signal.setitimer(signal.ITIMER_REAL, *outer)  # the alarm of an enclosing block continues
 
 
 def _address_space() -> int:

@@ -14,8 +14,8 @@ def test_a_rank_saves_all_its_pieces_at_their_shapes_and_nothing_else(tmp_path: 
     given["layer.weight"] = Blob.of("float16", (3, 2), bytes(12))
     assert refusal(lambda: write_rank(tmp_path / "a", 2, strategy, given)) == (
         "rank 2 cannot be saved:\n"
-        "  missing, although the strategy has it on this rank: layer.mean\n"
-        "  unexpected: the strategy does not have it on this rank: other\n"
+        "  missing tensors, which the strategy has on this rank: layer.mean\n"
+        "  unexpected tensors, which the strategy does not have on this rank: other\n"
         "  layer.weight: float16[3, 2] was passed, its piece is bfloat16[3, 3]"
     )
     assert not (tmp_path / "a").exists()

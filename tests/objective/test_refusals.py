@@ -185,7 +185,7 @@ ENDS: dict[str, tuple[Job, str]] = {
     "a count that differs later": (
         job_with_loss(loss=own("LaterMiscounted"), parallel={}),
         "step 1: the count that the loss returns differs from its count(target), by which its sum is divided; the "
-        "weights were not touched. Look at the class of the loss",
+        "weights were not changed. Look at the class of the loss",
     ),
     "a number that is no share": (
         job_with_loss(loss={"name": "bce"}, data=VALUES | {"wrong": 1.5}),
@@ -200,7 +200,7 @@ ENDS: dict[str, tuple[Job, str]] = {
     "nothing that counts for a loss of one's own": (
         job_with_loss(data=HOLED | {"empty": 1}, loss=own("Weighted")),
         "step 1: count(target) of the loss is 0 for the global batch, so there is no loss; the "
-        "weights were not touched. Look at the data of this step",
+        "weights were not changed. Look at the data of this step",
     ),
 }  # fmt: skip
 

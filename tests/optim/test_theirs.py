@@ -228,8 +228,8 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "Python's noise": (OURS + "PythonNoise", "one",
                        "it draws random numbers (seen on small tensors) from a generator that torch.manual_seed "
                        "does not seed, so no run could be repeated"),
-    "by id": (OURS + "ById", "stages", f"{LOST} restored from its state and groups, it gives different results: "
-                                       f"it keeps state elsewhere {KEEP}"),
+    "by id": (OURS + "ById", "stages", f"{LOST} after its state and groups are restored, it gives different "
+                                       f"results, so it keeps state elsewhere {KEEP}"),
     "text": (OURS + "TextInState", "stages", f"{LOST} it keeps mode of type str, which checkpoints cannot store "
                                              f"{KEEP}"),
     "no parameter": (OURS + "GlobalState", "one", f"{LOST} it keeps state under keys that are not parameters {KEEP}"),

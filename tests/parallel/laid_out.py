@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from launcher.parallel.mesh import local
+from launcher.parallel.local_tensors import local
 from launcher.parallel.user_script import Net
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job

@@ -56,7 +56,7 @@ REFUSED = {
     ("Dual", "again"): ONCE.format(DUAL),
     ("Slopes", "again"): (
         "parallel.recompute.modules: b cannot be recomputed in the backward: it calls rrelu, and torch's checkpoint "
-        "ends the second forward before it has drawn its slopes (try: parallel.recompute=null)"
+        "ends the second forward before rrelu draws its slopes (try: parallel.recompute=null)"
     ),
     ("Dual", "sharded"): (
         "model: b, head: called on dual numbers (torch.autograd.forward_ad), which the gathering of weights does not "

@@ -21,7 +21,7 @@ from launcher.extras.mindspore.merge_strategies import merged_file
 from launcher.extras.mindspore.strategy_file import write_strategy
 from launcher.parallel import broadcast as sending
 from launcher.parallel import parallelize, parameter_broadcast
-from launcher.parallel.mesh import local
+from launcher.parallel.local_tensors import local
 from launcher.plan.plan import Plan
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout

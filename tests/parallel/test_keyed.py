@@ -9,7 +9,7 @@ import torch
 
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
-from launcher.parallel.mesh import local
+from launcher.parallel.local_tensors import local
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World

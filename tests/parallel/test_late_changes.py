@@ -16,7 +16,7 @@ from launcher.job.schema.job import Job
 from launcher.objective.losses import ClassLoss
 from launcher.parallel import parallelize
 from launcher.parallel.copied_weight_changes import largest_differences
-from launcher.parallel.mesh import local
+from launcher.parallel.local_tensors import local
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import builder, plan_job
 from launcher.runtime.cluster.world import World
@@ -91,7 +91,7 @@ def test_a_change_of_requires_grad_in_a_later_call_ends_the_step(layout: Layout,
     assert failed.value.fault.message == (
         "step 2: the forward changed requires_grad of b.weight, so this layout would train other numbers than one "
         "device; freeze it in the constructor, or detach() its output, or train with one rank in fp32. "
-        "The weights were not touched"
+        "The weights were not changed"
     )
 
 
@@ -110,7 +110,7 @@ def test_values_that_a_later_call_changes_are_not_lost_silently(name: str, chang
         on_ranks(layout.ranks, rank_steps, j, plan_job(j), tmp_path)
     assert failed.value.fault.message == (
         "step 2: the forward changed b.weight, so this layout would train other numbers than one device; let the "
-        "forward compute with a copy, or train with one rank in fp32. The weights were not touched"
+        "forward compute with a copy, or train with one rank in fp32. The weights were not changed"
     )
 
 
@@ -159,7 +159,7 @@ def test_a_buffer_that_a_later_call_makes_of_one_ranks_samples_ends_the_step(tmp
     assert failed.value.fault.message == (
         "step 2: the forward changed b.middle using the samples of one data-parallel rank only, so this layout would "
         "train other numbers than one device; compute it from all samples, or train with one data-parallel rank. "
-        "The weights were not touched"
+        "The weights were not changed"
     )
 
 

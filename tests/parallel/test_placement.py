@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from launcher.parallel.mesh import cut, local
+from launcher.parallel.local_tensors import cut, local
 from launcher.parallel.parallel_model import ParallelModel
-from launcher.parallel.placement_check import check, where
+from launcher.parallel.placement_check import check, local_box
 from launcher.plan.values.layout import Layout
 from launcher.planner.plan_job import plan_job
 from tests.parity import build, job, plain
@@ -116,7 +116,7 @@ def rank_where(world) -> list[tuple[Any, ...]]:
     for rows in (8, 7, 5, 3, 1):
         t = distribute_tensor(torch.arange(float(rows)), mesh, [Shard(0)])
         assert isinstance(t, DTensor)
-        box = where(t)
+        box = local_box(t)
         assert torch.equal(t.to_local(), torch.arange(float(rows))[box.lo[0] : box.hi[0]])
         found.append((box.lo, box.hi))
     return found

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.job.schema.job import Job
-from launcher.parallel.mesh import local
+from launcher.parallel.local_tensors import local
 from launcher.plan.plan import Plan
 from launcher.plan.show import text as plan_text
 from launcher.planner.plan_job import plan_job

@@ -10,7 +10,7 @@ import torch
 
 from launcher.optim.build import build_optimizer
 from launcher.parallel.gradient_all_reduce import all_reduce_gradients
-from launcher.parallel.mesh import local
+from launcher.parallel.local_tensors import local
 from launcher.planner.plan_job import plan_job
 from tests.parity import assert_parity, build, job, own, pieces, step, whole
 from tests.ranks import on_ranks

@@ -60,9 +60,9 @@ REFUSED = {
             "model: b: its forward returns a generator, whose code would run after its "
             "weights have been resharded; return a list, or shard nothing (try: "
             "parallel.hsdp=null)\n"
-            "model: b: its forward returns an object (generator) in which FSDP2 does not find the tensors or modules, "
-            "so level3 would not gather its weights again for them; return a tuple, list or dictionary of tensors, or "
-            "keep the weights (try: parallel.hsdp.optimizer_level=level2)"
+            "model: b: its forward returns an object (generator). FSDP2 does not find the tensors or modules in it, "
+            "so level3 would not gather the weights again for them; return a tuple, list or dictionary of tensors, or "
+            "keep the weights gathered (try: parallel.hsdp.optimizer_level=level2)"
         ),
     ),
     "SavesInside": (

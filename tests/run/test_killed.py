@@ -223,7 +223,7 @@ def test_a_loss_that_is_no_number_names_its_step_and_leaves_the_weights(straight
     monkeypatch.undo()
     loss = losses(straight)[4]
     text = (
-        f"step 5: the loss is {loss} and the gradient norm nan; the weights were not touched. "
+        f"step 5: the loss is {loss} and the gradient norm nan; the weights were not changed. "
         "Lower optim.lr, lengthen schedule.warmup_steps, or look at the data of this step"
     )
     assert re.fullmatch(r"rank \d: (.*)", status(folder)["error"])[1] == text

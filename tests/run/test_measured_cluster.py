@@ -13,7 +13,7 @@ from launcher.extras.layout_search.evaluate import Finalist
 from launcher.extras.layout_search.measure import (
     MeasuredCluster,
     MeasuredLayout,
-    file,
+    cluster_file,
     measured_cluster,
     note,
     refitted,
@@ -101,18 +101,21 @@ def test_a_layout_that_would_be_faster_and_was_not_measured_is_named(found: tupl
 def test_the_file_predicts_what_the_table_says(tmp_path: Path, found: tuple[list[Finalist], Ranking]) -> None:
     at = told(found)
     (tmp_path / "cluster").mkdir()
-    (tmp_path / "cluster/mine.yaml").write_text(file(at))
+    (tmp_path / "cluster/mine.yaml").write_text(cluster_file(at))
     before, after = at.errors
-    assert file(at).startswith(
+    assert cluster_file(at).startswith(
         f"# Written by a search for {at.ran[0].finalist.job.name}.\n"
         "# The constants of here, some of them refitted: predictions of 3 measured layouts were off by "
         f"{before:.1%} on average, with these constants by {after:.1%}.\n"
         "# Copy it to DIR/cluster/NAME.yaml, then --config-dir DIR cluster=NAME.\n"
         'defaults:\n  - unknown\n  - _self_\nname: "here (refitted)"\n'
     )
-    assert f"\nefficiency: {number(at.refit.fitted['efficiency'][1])}  # refitted, was 0.96\n" in file(at)
+    assert f"\nefficiency: {number(at.refit.fitted['efficiency'][1])}  # refitted, was 0.96\n" in cluster_file(at)
     latency = number(at.refit.fitted["links.inside.latency_us"][1])
-    assert f"\n  inside: {{latency_us: {latency}, gb_per_s: 1.11, message_gb_per_s: 3.92}}  # latency_us " in file(at)
+    assert (
+        f"\n  inside: {{latency_us: {latency}, gb_per_s: 1.11, message_gb_per_s: 3.92}}  # latency_us "
+        in cluster_file(at)
+    )
     read = compose([*ASKED, "cluster=mine"], config_dir=tmp_path).job
     assert read.cluster == at.refit.cluster.model_copy(update={"name": "here (refitted)"})
     again, ranking = search(read)
@@ -121,7 +124,7 @@ def test_the_file_predicts_what_the_table_says(tmp_path: Path, found: tuple[list
 
     # after another fit it still has the same name
     ran = [MeasuredLayout(one, one.predicted.seconds) for one in again]
-    assert '\nname: "here (refitted)"\n' in file(measured_cluster(ranking, ran))
+    assert '\nname: "here (refitted)"\n' in cluster_file(measured_cluster(ranking, ran))
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_a_world_that_is_not_the_plans_is_refused_by_one_rank(tmp_path):
 error: 1 problem in this request; nothing was started
 
   launch.nproc = 4: the plan has 4 ranks, torchrun or srun has started 2; and then parallel.hsdp.shard_size: 2: \
-does not divide the 1 data-parallel rank (2 ranks / 2); use one of 1
+there is only 1 data-parallel rank (2 ranks / 2); use 1
     set in: recipes/lm_tied_pp2_hsdp2.yaml:11:10
           | launch: {nproc: 4}
     try:    launch.nproc=2 parallel.hsdp.shard_size=1"""

@@ -11,7 +11,7 @@ from launcher.job.schema.steps import Certify
 from launcher.plan.certify_copy import reduced
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.steps.certification.compare import Certificate
+from launcher.steps.certification.certificate import Certificate
 from launcher.steps.certify import BUILDS, examine
 from tests.parity import job
 from tests.ranks import DRAWN, on_ranks

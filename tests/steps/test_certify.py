@@ -15,7 +15,8 @@ import torch
 from launcher.__main__ import main
 from launcher.job.schema.steps import Certify
 from launcher.parallel import tied_parameters
-from launcher.steps.certification.compare import PARTS, Certificate, Finding, _far, _row, verdict
+from launcher.steps.certification.certificate import PARTS, Certificate, Finding, _row, verdict
+from launcher.steps.certification.compare import _far
 from tests.run import llama
 from tests.run.launching import TINY, run
 from tests.steps.certified import ALL, REPLICAS, SHARDED, TWO, certificate, of

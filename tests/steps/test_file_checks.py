@@ -16,7 +16,7 @@ WRONG = {
     "steps.export.path=pipe": f"pipe: {PIPE}",
     "steps.export.path=/dev/null": "/dev/null: is a device, not a regular file",
     "steps.export.path=.": ".: a folder, but the export is one file; give a file name in it",
-    "steps.export.path=runs": "runs: the folder of this run, {here}/runs/run, is in it; name another place",
+    "steps.export.path=runs": "runs: this folder contains the folder of this run, {here}/runs/run; name another place",
     "steps.export.path=runs/run/0001": "runs/run/0001: this run writes its own files there; name another place",
     "steps.export.path=. steps.export.format=hf": (
         ".: the destination is not empty; give another, or set overwrite: true"
@@ -28,10 +28,12 @@ WRONG = {
     "steps.transform.dst=.": ".: the destination is not empty; give another, or set overwrite: true",
     "steps.transform.dst=pipe": "pipe: the destination is a file, not a folder",
     "steps.transform.dst=broken": "broken: is not a folder",
-    "steps.transform.dst=runs": "runs: the folder of this run, {here}/runs/run, is in it; name another place",
+    "steps.transform.dst=runs": (
+        "runs: this folder contains the folder of this run, {here}/runs/run; name another place"
+    ),
     "steps.transform.dst=a/run run_dir=a": None,
     "steps.transform.dst=a/transformed run_dir=a": None,
-    "steps.transform.dst=a run_dir=a": "a: the folder of this run, {here}/a, is in it; name another place",
+    "steps.transform.dst=a run_dir=a": "a: this folder contains the folder of this run, {here}/a; name another place",
     "steps.transform.dst=a/logs run_dir=a": "a/logs: this run writes its own files there; name another place",
     "steps.transform.dst=a/checkpoints/new run_dir=a": (
         "a/checkpoints/new: this run writes its own files there; name another place"

@@ -138,8 +138,8 @@ def test_inputs_that_are_not_the_models(case: str, tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("to", "text"),
     [
-        ("out.txt", "should be a file NAME.safetensors or NAME.jsonl, run:NAME in the run folder"),
-        ("run:plan.json", "should be a file NAME.safetensors or NAME.jsonl, run:NAME in the run folder"),
+        ("out.txt", "should be NAME.safetensors or NAME.jsonl, or run:NAME in the run folder"),
+        ("run:plan.json", "should be NAME.safetensors or NAME.jsonl, or run:NAME in the run folder"),
         ("run:metrics.jsonl", "the run itself writes metrics.jsonl in its folder; choose another name"),
     ],
 )

@@ -297,7 +297,7 @@ class WriteBehind:
         self._thread.shutdown()
 
 
-def now(act: Callable[[], object]) -> None:
+def run_at_once(act: Callable[[], object]) -> None:
     """Calls ``act`` at once; it replaces ``WriteBehind.do`` where no thread is used."""
     act()
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from launcher.checkpoint.tensorfile import watched_folder
-from launcher.checkpoint.tensorfile.disk import WriteBehind, named_errors, now, reserve, start
+from launcher.checkpoint.tensorfile.disk import WriteBehind, named_errors, reserve, run_at_once, start
 from launcher.checkpoint.tensorfile.encryption import EncryptedFile, Encryptor, encrypted_size, is_encrypted
 from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.tensor_spec import TensorSpec
@@ -275,7 +275,7 @@ class FileWriter:
         self.path = path
         head, self.header = arrange(specs, metadata)
         self.size = self.header.size if key is None else encrypted_size(self.header.size)
-        self._do = now if behind is None else behind.do
+        self._do = run_at_once if behind is None else behind.do
         self._handed_over = 0  # the kernel was requested to write the bytes up to here to disk
         self._sealer: Encryptor | None = None
 

@@ -10,6 +10,14 @@ from pathlib import Path
 
 from launcher.data import text_tokenizer
 from launcher.data.bounded_tokenizer import TokenizerError
+from launcher.data.chat.chat_tokenizer import (
+    CONFIG,
+    SPECIAL_TOKENS,
+    TEMPLATE,
+    ChatTokenizer,
+    Labeled,
+    chat_tokenizer,
+)
 from launcher.data.chat.conversation_files import (
     BadRow,
     DataRow,
@@ -18,16 +26,7 @@ from launcher.data.chat.conversation_files import (
     files,
     read_rows,
 )
-from launcher.data.chat.template import (
-    CONFIG,
-    SPECIAL_TOKENS,
-    TEMPLATE,
-    TOTAL,
-    ChatTokenizer,
-    Labeled,
-    TemplateLimit,
-    chat_tokenizer,
-)
+from launcher.data.chat.template import TOTAL, TemplateLimit
 from launcher.data.chat.tokens import FIT, SKIP, sample_takes
 from launcher.data.file_kinds import BadFile
 from launcher.data.limited_child import ChildFailed, LimitExceeded, in_child

@@ -129,23 +129,28 @@ def _columns(file: CorpusFile) -> list[str]:
 def read_rows(settings: Chat, paths: Paths | None) -> Iterator[DataRow]:
     """Yields the rows of all files at ``paths``, without empty lines. Raises ``BadFile``."""
     for which, file in enumerate(files(paths)):
-        if file.form != "jsonl":
-            for number, record in enumerate(records(file, _columns(file)), 1):
-                record_values = {name: value for name, value in record.items() if value is not None}
-                size = _size(record_values)
-                if size > LONGEST:
-                    record_values = {}
-                yield DataRow(f"{file.path}: row {number}", record_values, which, nbytes=size)
-            continue
-        try:
-            with unpacked(file) as stream:
-                offset = 0
-                for number, line in enumerate(iter(lambda: stream.readline(LONGEST + 1), b""), 1):
-                    offset += len(line)
-                    if line.strip():
-                        yield DataRow(f"{file.path}:{number}", line, which, offset, len(line))
-        except packing_errors() as error:
-            raise BadFile(f"{file.path}: cannot be unpacked: {error}") from error
+        yield from _lines(file, which) if file.form == "jsonl" else _table_rows(file, which)
+
+
+def _table_rows(file: CorpusFile, which: int) -> Iterator[DataRow]:
+    for number, record in enumerate(records(file, _columns(file)), 1):
+        record_values = {name: value for name, value in record.items() if value is not None}
+        size = _size(record_values)
+        if size > LONGEST:
+            record_values = {}
+        yield DataRow(f"{file.path}: row {number}", record_values, which, nbytes=size)
+
+
+def _lines(file: CorpusFile, which: int) -> Iterator[DataRow]:
+    try:
+        with unpacked(file) as stream:
+            offset = 0
+            for number, line in enumerate(iter(lambda: stream.readline(LONGEST + 1), b""), 1):
+                offset += len(line)
+                if line.strip():
+                    yield DataRow(f"{file.path}:{number}", line, which, offset, len(line))
+    except packing_errors() as error:
+        raise BadFile(f"{file.path}: cannot be unpacked: {error}") from error
 
 
 def _size(value: Any) -> int:

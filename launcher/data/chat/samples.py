@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from launcher.data.chat import tokens as chat_tokens
-from launcher.data.chat.template import chat_tokenizer
+from launcher.data.chat.chat_tokenizer import chat_tokenizer
 from launcher.data.chat.tokens import TokenizedConversations, in_memory
 from launcher.data.file_kinds import BadFile
 from launcher.data.shuffle import Indices

@@ -16,16 +16,16 @@ import tokenizers
 import xxhash
 from numpy.typing import NDArray
 
-from launcher.data.chat.conversation_files import BadRow, DataRow, conversation_of, files, read_rows
-from launcher.data.chat.template import (
+from launcher.data.chat.chat_tokenizer import (
     CONFIG,
     SPECIAL_TOKENS,
     TEMPLATE,
     ChatTokenizer,
     Labeled,
-    TemplateLimit,
     chat_tokenizer,
 )
+from launcher.data.chat.conversation_files import BadRow, DataRow, conversation_of, files, read_rows
+from launcher.data.chat.template import TemplateLimit
 from launcher.data.file_kinds import BadFile
 from launcher.data.prepare import lock, shard_record
 from launcher.data.prepare.child_processes import confine, cores, encoders

@@ -33,7 +33,7 @@ def token_file(path: Path, index: Path, size: int) -> TokenFile:
     with opened(index) as file:
         dtype, sequences, documents = _header(file)
         if max(sequences, documents) > size + CHUNK:  # few sequences are empty
-            raise BadFile(f"its .idx promises {sequences} sequences, but it has only {size} bytes")
+            raise BadFile(f"its .idx lists {sequences} sequences, but the .bin file has only {size} bytes")
         itemsize = np.dtype(dtype).itemsize
         at = 0
         for first in range(0, sequences, CHUNK):
@@ -106,7 +106,7 @@ def _documents(file: BinaryIO, sequences: int, documents: int) -> None:
             raise BadFile(f"the first document of its .idx starts at sequence {ends[0]}, not 0")
         steps = np.diff(ends, prepend=last)
         if (steps < 0).any() or ends[-1] > sequences:
-            raise BadFile(f"the documents of its .idx are not in order within its {sequences} sequences")
+            raise BadFile(f"the documents of its .idx are out of order, or exceed its {sequences} sequences")
         last = int(ends[-1])
     if documents and last != sequences:
         raise BadFile(f"the last document of its .idx ends at sequence {last} of {sequences}")

@@ -77,17 +77,17 @@ def _merged(count: int, parts: Sequence[tuple[Indices, Tensor]]) -> Tensor:
     return out
 
 
-def numbered(ends: Tensor) -> Tensor:
+def document_numbers(ends: Tensor) -> Tensor:
     """Numbers the documents of each sample from 0. A token that ends a document belongs to it.
 
     >>> import torch
-    >>> numbered(torch.tensor([[False, True, True, False]])).tolist()
+    >>> document_numbers(torch.tensor([[False, True, True, False]])).tolist()
     [[0, 0, 1, 2]]
     """
     return ends.cumsum(1) - ends.long()
 
 
-def within(targets: Tensor, ends: Tensor) -> Tensor:
+def mask_last_tokens(targets: Tensor, ends: Tensor) -> Tensor:
     """Masks the targets of tokens that end a document: these targets are the first tokens of the next one."""
     return targets.masked_fill(ends, IGNORED)
 
@@ -113,13 +113,13 @@ class TokenWindows(Source):
         tokens = self._read(indices, 0)
         if not self.apart:
             return (tokens,)
-        return tokens, numbered(self._ending(indices, tokens))
+        return tokens, document_numbers(self._ending(indices, tokens))
 
     def targets(self, indices: Indices) -> Tensor:
         targets = self._read(indices, 1)
         if not self.apart:
             return targets
-        return within(targets, self._ending(indices, self._read(indices, 0)))
+        return mask_last_tokens(targets, self._ending(indices, self._read(indices, 0)))
 
     def _read(self, indices: Indices, shift: int) -> Tensor:
         out = np.empty((len(indices), self.seq_len), np.int64)

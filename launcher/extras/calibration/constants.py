@@ -208,8 +208,8 @@ def refusal(constants: Sequence[FittedConstant], others: float, most: float) -> 
     if others > most:
         reasons.insert(0, f"other processes used the cores {others:.0%} of the time")
     cure = "Run it again while the machine is idle"
-    text = f"calibrate: the machine is too busy, nothing is written: {', '.join(reasons)}; at most {most:.0%}"
-    return f"{text}. {cure}" if reasons else ""
+    why = f"the machine is too busy: {', '.join(reasons)}; at most {most:.0%}"
+    return f"calibrate: nothing is written, because {why}. {cure}" if reasons else ""
 
 
 def _rests(timings: Round, machine: MeasuredMachine) -> Values:

@@ -14,7 +14,7 @@ from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
 from launcher.extras.device_matrix.operator_names import MARK, main_operators
 from launcher.extras.device_matrix.written_dims import UnfitError, text
 from launcher.extras.device_matrix.written_operator import Written, WrittenOperator, nearest_cure, strategy_of
-from launcher.job.schema.misspelled import did_you_mean, nearest
+from launcher.job.schema.did_you_mean import did_you_mean, nearest
 from launcher.plan.tensor_parallel.module_strategies import KEY
 from launcher.plan.tensor_parallel.strategy_lookup import StrategyLookup
 from launcher.plan.values.module_names import listed

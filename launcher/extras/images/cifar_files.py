@@ -38,7 +38,7 @@ class Batches:
 def find(root: str) -> Batches | None:
     """Finds the batches in ``root``, or in the folder that the archive unpacks to inside it.
 
-    Returns the first form of which any file exists.
+    Returns the first form that has at least one of its files.
     """
     for suffix, folder in FORMS:
         for base in (Path(root), Path(root, folder)):

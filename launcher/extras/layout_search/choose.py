@@ -78,7 +78,7 @@ def choose_layout(job: Job, measure: bool = False, others: FollowerRanks | None 
     taken = measurements.ran[0].finalist
     note = Note("search.measure", "; ".join(measuring.note(measurements)))
     notes = (*show.notes(ranking, taken.predicted), note)
-    return Chosen(_with_open_steps(taken.job, job), notes, measuring.file(measurements))
+    return Chosen(_with_open_steps(taken.job, job), notes, measuring.cluster_file(measurements))
 
 
 def shown(job: Job, others: FollowerRanks | None = None) -> Iterator[str]:
@@ -91,7 +91,7 @@ def shown(job: Job, others: FollowerRanks | None = None) -> Iterator[str]:
     if job.search.measure:
         measurements = measuring.measured_cluster(ranking, measured(job, finalists, others))
         taken = _with_open_steps(measurements.ran[0].finalist.job, job)
-        best = Chosen(taken, cluster=measuring.file(measurements))
+        best = Chosen(taken, cluster=measuring.cluster_file(measurements))
         lines += _labeled("measured", measuring.table(measurements))
         lines += _labeled("refitted", measuring.refitted(measurements))
     yield from lines

@@ -265,7 +265,7 @@ def _errors(measured: MeasuredCluster) -> str:
     return f"predictions of {count} were off by {before:.1%} on average, with these constants by {after:.1%}"
 
 
-def file(measured: MeasuredCluster) -> str:
+def cluster_file(measured: MeasuredCluster) -> str:
     """The text of a cluster file with the refitted constants."""
     cluster = measured.refit.cluster
     name = (cluster.name or "a cluster").removesuffix(REFITTED)

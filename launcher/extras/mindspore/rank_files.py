@@ -171,7 +171,7 @@ def rank_paths(folder: Path) -> dict[int, Path]:
 
 
 def _check_one_step(files: Mapping[int, Path]) -> None:
-    """Raises ``ValueError`` if the files of the ranks are of different steps: together they make no model.
+    """Raises ``ValueError`` if the files of the ranks are of different steps: they do not form one model.
 
     A training that is killed while its ranks save leaves such files. The first number at the end of a name
     may also be the rank. If each rank has only one file, a number counts as a step only in MindSpore's own
@@ -186,7 +186,7 @@ def _check_one_step(files: Mapping[int, Path]) -> None:
     first = next(iter(files))
     other = next((rank for rank, step in steps.items() if step != steps[first]), None)
     if other is not None:
-        text = f"{files[first]} and {files[other]}: files of different steps make no model"
+        text = f"{files[first]} and {files[other]}: files of different steps do not form one model"
         raise ValueError(f"{text}; keep in each folder the file of one step that all ranks have")
 
 
@@ -235,7 +235,7 @@ class Take:
 def takes(
     src: Strategy, dst: Strategy, names: Mapping[str, str], rank: int, among: Collection[int] | None = None
 ) -> tuple[Take, ...]:
-    """Returns the reads that make up ``rank`` of ``dst``, from few source ranks.
+    """Returns the reads from which ``rank`` of ``dst`` is assembled; they use few source ranks.
 
     A replicated piece is read from a rank that is read anyway, else from the lowest rank that has it.
     ``names`` is the result of ``match``. ``among``, if given, are the source ranks whose files exist. Raises
@@ -273,7 +273,7 @@ def _needed_pieces(
 
 
 def _holders(layout: Layout, lowest: int, among: Collection[int] | None) -> tuple[int, ...]:
-    """Returns the ranks that hold the same piece as rank ``lowest``, the lowest of them, ascending."""
+    """Returns the ranks that hold the same piece as ``lowest``, which is the lowest of them; ascending."""
     where = layout.grid.coords(lowest)
     pinned = dict(layout.at)
     free = {axis: pinned.get(axis, range(n)) for axis, n in layout.grid.axes if axis not in layout.axes}
@@ -429,7 +429,7 @@ class RankFiles:
                     yield f"{file.path}: the string {name} differs from its value on another rank"
 
     def _differing_copies(self, replicated: Collection[str]) -> Iterator[str]:
-        """Yields a message for each tensor of which the strategy has copies, and two files differ.
+        """Yields a message for each tensor that differs in two files, although they have copies of it.
 
         Buffers are left out: each data-parallel rank may have its own statistics; those of the first rank are
         used.

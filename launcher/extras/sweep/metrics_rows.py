@@ -27,7 +27,7 @@ class RowReader:
         self.rows: list[Row] = []
 
     def read(self) -> Sequence[Row]:
-        """Reads all complete lines. A step that was trained again replaces the old rows from it on."""
+        """Reads all complete lines. A step that was trained again replaces its old row and later rows."""
         if not (self._run / NAME).is_file():  # opening a pipe would wait for a writer
             return self.rows
         try:

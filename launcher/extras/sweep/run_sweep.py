@@ -11,9 +11,9 @@ from pathlib import Path
 
 from launcher.errors import Problem, RequestError
 from launcher.extras.sweep import cluster_cells, folder, requests
-from launcher.extras.sweep.cells import CellRuns
 from launcher.extras.sweep.requests import CheckedCell, SweepRequest, composed, impossible, reason, together
 from launcher.extras.sweep.results_writer import ResultsWriter
+from launcher.extras.sweep.run_cells import CellRuns
 from launcher.extras.sweep.sampler import GridSampler, Sampler
 from launcher.extras.sweep.slots import Slots, machine, side_by_side
 from launcher.extras.sweep.summary import Watch, planned, reasons

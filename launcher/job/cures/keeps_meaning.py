@@ -10,7 +10,7 @@ from launcher.errors import Problem
 from launcher.job.origins import Origins
 from launcher.job.overrides import parse
 from launcher.job.schema import keys
-from launcher.job.schema.misspelled import nearest
+from launcher.job.schema.did_you_mean import nearest
 
 WEIGHT_SOURCES = {"train", "load", "import"}
 """The steps that give a model weights worth saving."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from launcher.errors import Problem
-from launcher.job.cures.did_you_mean import choice
+from launcher.job.cures.corrected_override import choice
 from launcher.job.cures.other_programs import own_class
 from launcher.job.overrides import shell
-from launcher.job.schema.misspelled import nearest
+from launcher.job.schema.did_you_mean import nearest
 
 _MODELS = (
     "bert", "bloom", "deepseek", "deepseek_v3", "falcon", "gemma", "gemma2", "gemma3", "gpt", "gpt2",

@@ -16,8 +16,7 @@ from pydantic_core import ErrorDetails
 from launcher.errors import Problem
 from launcher.job import intended_value
 from launcher.job.config_folders import ConfigFiles
-from launcher.job.cures import did_you_mean as spelling
-from launcher.job.cures import other_programs
+from launcher.job.cures import corrected_override, other_programs
 from launcher.job.cures.keeps_meaning import settings
 from launcher.job.cures.other_programs import NOT_NEGATED
 from launcher.job.cures.unknown_options import of_other_programs
@@ -26,8 +25,8 @@ from launcher.job.overrides import OPERATORS, nameable, paste, shell, written
 from launcher.job.schema import keys
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.components import Metric
+from launcher.job.schema.did_you_mean import did_you_mean, nearest
 from launcher.job.schema.job import Job
-from launcher.job.schema.misspelled import did_you_mean, nearest
 from launcher.job.schema.python_errors import reason
 from launcher.job.schema.redact import HIDDEN, addresses, hidden, secret, values
 
@@ -135,7 +134,7 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
     origin = origins.of(key)
     if not nameable(key):  # no override can name it, so none can delete it
         return Problem(key, f"unknown key{_blank_missing(parts[-1]) or _valid_here(parts, bad, data)}")
-    right = spelling.key(parts, bad, data)
+    right = corrected_override.key(parts, bad, data)
     drop = "" if origin and origin.typed else shell(f"~{key}")
     if right is None:
         ours = origin is not None and origin.shipped  # set by a recipe for another option
@@ -145,8 +144,8 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
     text = f"unknown key{did_you_mean(right)}"
     if hidden(key, value):
         return Problem(key, text)
-    negated = spelling.NEGATED.match(parts[-1]) and parts[-1] not in NOT_NEGATED
-    if negated and not spelling.NEGATED.match(right.rpartition(".")[2]):
+    negated = corrected_override.NEGATED.match(parts[-1]) and parts[-1] not in NOT_NEGATED
+    if negated and not corrected_override.NEGATED.match(right.rpartition(".")[2]):
         if not isinstance(value, bool):
             return Problem(key, text)
         value = not value  # disable_x=true means x=false
@@ -202,7 +201,7 @@ def _moved(key: str, value: Any, data: Mapping[str, Any]) -> str:
     note = schema_keys.at(parts, data)
     if isinstance(value, Mapping) or schema_keys.accepts(note, value):
         return paste(key, value)
-    return spelling.value(parts, value, data) or paste(key, value)
+    return corrected_override.value(parts, value, data) or paste(key, value)
 
 
 def _spot(loc: Sequence[int | str], data: Any, kind: str) -> Spot:
@@ -253,7 +252,7 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
     if kind == "model_type" and (needed := _required(spot.parts, data)):
         why += f"; it needs {', '.join(needed)}"
     if not spot.items:
-        cure = spelling.value(spot.parts, bad, data)
+        cure = corrected_override.value(spot.parts, bad, data)
         if f"{key}_file=" in cure:
             why += f"; {key}_file names a file"
         return Problem(key, f"{shown(bad, key)}: {why}", cure)
@@ -261,7 +260,7 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
     at = "".join(f"[{i}]" for i in spot.items)
     item = "" if kind == "missing" else f" = {shown(bad, key)}"
     text = f"{shown(listed, key)}: item {at}{item} {why}"
-    return Problem(key, text, spelling.value(spot.parts, listed, data))
+    return Problem(key, text, corrected_override.value(spot.parts, listed, data))
 
 
 def _option(key: str, name: str, origins: Origins) -> Problem:
@@ -292,7 +291,7 @@ def _listed(spot: Spot, detail: ErrorDetails, origins: Origins) -> Problem:
     tag = bad.get("name") if isinstance(bad, Mapping) else bad
     if not isinstance(tag, str):
         return Problem(key, f"{at} needs a name (metrics: {', '.join(tags)})")
-    text = f"{at}: unknown metric {tag!r}{spelling.choice(tag, tags, 'metrics')}"
+    text = f"{at}: unknown metric {tag!r}{corrected_override.choice(tag, tags, 'metrics')}"
     hint = nearest(tag, tags)
     if hint is None or not isinstance(listed, list):
         return Problem(key, text)
@@ -310,7 +309,7 @@ def _choice(
     reasons = [_reason(d, ()).removeprefix("should be ") for d in details if d["type"] != "literal_error"]
     hint = intended_value.word_of(bad, words) if isinstance(bad, str) else None
     text = f"{shown(bad, key)}: should be {' or '.join([*words, *reasons])}{did_you_mean(hint)}"
-    return Problem(key, text, spelling.value(parts, bad, data))
+    return Problem(key, text, corrected_override.value(parts, bad, data))
 
 
 def _reason(detail: ErrorDetails, words: Sequence[str]) -> str:
@@ -356,7 +355,7 @@ def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins
         why, fixed = known
         text = f"unknown {KINDS[section]} {tag!r}: {why} ({title}: {', '.join(tags)})"
         return Problem(key, text, fixed.replace(f"{section}=", f"{key}=", 1))
-    text = f"unknown {KINDS[section]} {tag!r}{spelling.choice(tag, tags, title)}"
+    text = f"unknown {KINDS[section]} {tag!r}{corrected_override.choice(tag, tags, title)}"
     hint = nearest(tag, tags)
     if hint is None:
         return Problem(key, text)
@@ -387,10 +386,10 @@ def _value_error(spot: Spot, message: str, bad: Any, *, data: Mapping[str, Any],
     if advice:
         return Problem(key, text, advice[1])
     if named:
-        return Problem(key, text, spelling.value(tuple(key.split(".")), origins.value(key), data))
+        return Problem(key, text, corrected_override.value(tuple(key.split(".")), origins.value(key), data))
     if isinstance(bad, Mapping):
-        return Problem(key, text, spelling.group(spot.parts, bad, data))
-    return Problem(key, text, spelling.value(spot.parts, bad, data))
+        return Problem(key, text, corrected_override.group(spot.parts, bad, data))
+    return Problem(key, text, corrected_override.value(spot.parts, bad, data))
 
 
 def placeholder(key: str, origins: Origins, which: int) -> str | None:

@@ -39,7 +39,7 @@ def _no_switch(value: Any) -> Any:
 
 
 Number = Annotated[float, BeforeValidator(_no_switch)]
-"""Any number, but neither true nor false; the base of all other types of numbers."""
+"""Any number, but neither true nor false; ``Fraction``, ``BelowOne`` and ``Rate`` are based on it."""
 Integer = Annotated[int, Field(ge=-LARGEST, le=LARGEST, strict=True)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 BelowOne = Annotated[Number, Field(ge=0, lt=1)]

@@ -28,7 +28,7 @@ from launcher.job.schema.parallel import Parallel
 from launcher.job.schema.paths import FilePath
 from launcher.job.schema.search import AUTO, AXES, Search, Sweep, lifted
 from launcher.job.schema.security import Security
-from launcher.job.schema.steps import Step, named, with_names
+from launcher.job.schema.steps import Step, check_names, named
 from launcher.job.schema.train import Train
 from launcher.job.schema.user_class import Target
 
@@ -63,7 +63,9 @@ class Job(Settings):
     cluster: Cluster = Cluster()
     checkpoint: Checkpoint = Checkpoint()
     callbacks: tuple[Target, ...] = ()
-    steps: Annotated[dict[str, SerializeAsAny[Step]], BeforeValidator(named), AfterValidator(with_names)] = {}
+    steps: Annotated[
+        dict[str, SerializeAsAny[Step]], BeforeValidator(named), AfterValidator(check_names)
+    ] = {}
     logger: Logger = Logger()
     debug: Debug = Debug()
     security: Security = Security()

@@ -48,7 +48,7 @@ class Predict(Settings):
     @classmethod
     def _names_a_file(cls, to: str) -> str:
         if not to.endswith((".safetensors", ".jsonl")):
-            raise ValueError("should be a file NAME.safetensors or NAME.jsonl, run:NAME in the run folder")
+            raise ValueError("should be NAME.safetensors or NAME.jsonl, or run:NAME in the run folder")
         return checked(to)
 
 
@@ -73,7 +73,9 @@ class Broadcast(Settings):
 
 
 class Certify(Settings):
-    """Compares a small copy of the run in its layout with one process, then again in the run's precision.
+    """Trains a small copy of the run in its layout and in one process, and compares all numbers.
+
+    If the run has another precision than ``precision``, it does so again in the run's precision.
 
     ``tolerance`` null: 1e-12 in fp64, 1e-6 in fp32; in half precision 8 roundings, or 1e-6 if rounding cannot
     differ.
@@ -96,7 +98,7 @@ class Calibrate(Settings):
     kind: Literal["calibrate"] = "calibrate"
     to: FilePath = "run:here.yaml"
     seconds: Number = Field(90.0, gt=0)
-    spread: Number = Field(0.3, gt=0, description="largest spread of a constant that is written")
+    spread: Number = Field(0.3, gt=0, description="nothing is written if a constant has a larger spread")
 
     @field_validator("to")
     @classmethod
@@ -172,7 +174,7 @@ class Export(Settings):
     tolerance: Number | None = Field(
         None,
         gt=0,
-        description="largest difference of the losses; null: 1e-5, or one rounding of merged half weights",
+        description="largest loss difference; null: 1e-5, or a rounding of merged half-precision weights",
     )
 
 
@@ -237,7 +239,7 @@ class Prepare(Settings):
 
     @model_validator(mode="after")
     def _one_tokenizer(self) -> Self:
-        others = "tokenizer=bpe trains one, of vocab_size tokens, and tokenizer=bytes needs nothing"
+        others = "tokenizer=bpe trains a tokenizer of vocab_size tokens; tokenizer=bytes needs no file"
         if self.tokenizer == "file" and self.tokenizer_file is None:
             raise ValueError(f"tokenizer=file needs tokenizer_file, the path of a tokenizer.json; {others}")
         if self.tokenizer == "bpe" and self.vocab_size is None:
@@ -285,7 +287,7 @@ def named(steps: Any) -> Any:
     return {k: {"kind": k, **(v or {})} if isinstance(v, dict | None) else v for k, v in steps.items()}
 
 
-def with_names(steps: dict[str, Any]) -> dict[str, Any]:
+def check_names(steps: dict[str, Any]) -> dict[str, Any]:
     """Refuses a name that cannot be part of a path: the outputs of a step are named after it."""
     for name in steps:
         if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):

@@ -15,7 +15,7 @@ from launcher.parallel.deferred_init.replay import replay
 from launcher.parallel.deferred_init.tape import Tape
 from launcher.parallel.deferred_init.uninitialized import origins
 from launcher.parallel.dispatch.modes import default_dtype
-from launcher.parallel.mesh import cut, local
+from launcher.parallel.local_tensors import cut, local
 from launcher.parallel.model_state.deep_copy import hooks, keep
 from launcher.parallel.stages import StagePart
 from launcher.parallel.trace.model_facts import dtype_of

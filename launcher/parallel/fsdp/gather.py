@@ -25,7 +25,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from launcher.errors import RunError
 from launcher.parallel.copied_weight_changes import LostChanges, Used, state_of
 from launcher.parallel.fsdp.shard import SUMS_APART, end_backward, param_groups
-from launcher.parallel.mesh import Meshes, flags, local, to_host
+from launcher.parallel.local_tensors import local
+from launcher.parallel.mesh import Meshes, flags, to_host
 from launcher.parallel.split_backward import Rounding
 from launcher.parallel.stages import StagePart
 from launcher.plan.communication.buckets_and_gathers import GatherGroup

@@ -20,7 +20,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_sta
 from launcher.parallel.copied_weight_changes import LostChanges, Used, state_of
 from launcher.parallel.dispatch.containers import clone_with_strides, tensors
 from launcher.parallel.dispatch.modes import tree_map_only
-from launcher.parallel.mesh import Meshes, local
+from launcher.parallel.local_tensors import local
+from launcher.parallel.mesh import Meshes
 from launcher.parallel.stages import StagePart
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
@@ -126,7 +127,7 @@ def find_parameters(module: nn.Module) -> None:
                 param.reset_sharded_param()
 
 
-def warm_up() -> None:
+def fill_dispatch_caches() -> None:
     """Run the operators with which FSDP2 shards a weight, on tensors without memory.
 
     Torch's caches for them take 20 ms and 6 MB. Ranks that are forked afterwards share these caches.

@@ -194,7 +194,7 @@ def _counts(value: Any) -> bool:
 def cells(f: FunctionType) -> list[tuple[str, CellType]]:
     """Return the variables that ``f`` closes over, by name."""
     each = zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
-    return [(name, cell) for name, cell in each if name != "__class__" and _full(cell)]
+    return [(name, cell) for name, cell in each if name != "__class__" and filled(cell)]
 
 
 def _each(values: Any, memo: dict[int, Any]) -> list[Any]:
@@ -205,7 +205,8 @@ def _named(values: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
     return {k: _on_copy(v, memo) for k, v in values.items()}
 
 
-def _full(cell: CellType) -> bool:
+def filled(cell: CellType) -> bool:
+    """Return true if the variable of a closure has a value, other than its own cell."""
     try:
         return cell.cell_contents is not cell
     except ValueError:  # it is filled later

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module
 
+from launcher.parallel.model_state.deep_copy import filled
 from launcher.parallel.model_state.python_state import library
 
 KINDS: dict[str, tuple[str, ...]] = {
@@ -78,7 +79,7 @@ def uses_weights(hook: Any, depth: int = 0) -> bool:
     return any(_contains_weights(v, depth) for v in defaults) or any(
         _weighs(cell.cell_contents, name, hook.__code__, depth)
         for name, cell in captured.items()
-        if _full(cell)
+        if filled(cell)
     )
 
 
@@ -155,11 +156,3 @@ def _names_of_methods(kind: type) -> frozenset[str]:
 
 def _names(code: CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*(_names(c) for c in code.co_consts if isinstance(c, CodeType)))
-
-
-def _full(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True

@@ -65,13 +65,13 @@ HOLDERS = (SimpleNamespace, Namespace, threading.local, threading.Event, threadi
 
 LIBRARIES = sys.stdlib_module_names | {"hydra", "launcher", "numpy", "omegaconf", "torch", "transformers"}
 COMPILED = ("_cython_", "pybind11_builtins")
-"""The modules of types that compilers make for functions, such as numpy's."""
+"""Beginnings of the module names of function types that Cython and pybind11 create, as for numpy."""
 INSTALLED = (*site.getsitepackages(), sysconfig.get_path("purelib"))
 MANY, DEEP = 1000, 8
-"""Containers of more values and objects at a greater depth are compared, but not searched for state."""
+"""Containers with more values, and objects at a greater depth, are compared; their parts are not searched."""
 
 LARGE = 1 << 18
-"""Tensors outside of a model with more numbers are not compared by their values."""
+"""A tensor outside of the model that has more elements is compared by its version, not by its values."""
 
 
 PROCESS_STREAMS: tuple[Any, ...] = (vars(random)["_inst"], vars(np.random.mtrand)["_rand"])
@@ -91,8 +91,8 @@ class PythonState:
     ``marks`` has a value for each place, which stays equal as long as the state does. ``chains`` has the
     objects that lead to each place, by id; ``also`` has further attributes that lead to an object;
     ``shared_generators`` has the places of generators of torch to which several attributes lead.
-    ``by_value``: a tensor on the CPU whose values change is another state. Otherwise only another tensor is,
-    because other checks cover the values of a model's own tensors.
+    ``by_value``: new values in a tensor on the CPU are a change. Otherwise only a new tensor object is one,
+    because other checks compare the values of a model's own tensors.
     """
 
     def __init__(self, by_value: bool = False) -> None:
@@ -305,7 +305,7 @@ def generator_state(generator: torch.Generator) -> bytes:
 
 
 def _reduced(value: Any) -> Any:
-    """Return an iterator's position if it can be reduced, else the iterator."""
+    """Return an iterator's position, as ``__reduce__`` gives it, or the iterator if it cannot be reduced."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

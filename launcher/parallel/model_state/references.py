@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.model_state.deep_copy import HOOKS, behind, hooks
+from launcher.parallel.model_state.deep_copy import HOOKS, behind, filled, hooks
 from launcher.parallel.model_state.module_globals import files_of, named_variables, names_read_later
 from launcher.plan.values.model_graph import ForeignMemory
 
@@ -269,7 +269,7 @@ def _parts(some: Any) -> list[Any]:
     if isinstance(some, _lru_cache_wrapper):
         return [v for v in gc.get_referents(some) if not isinstance(v, type)]
     if isinstance(some, FunctionType):
-        cells = [c.cell_contents for c in some.__closure__ or () if _full(c)]
+        cells = [c.cell_contents for c in some.__closure__ or () if filled(c)]
         return [*cells, some.__defaults__, some.__kwdefaults__, vars(some)]
 
     # any other object: its attributes, unless its class is torch's
@@ -282,13 +282,6 @@ def _parts(some: Any) -> list[Any]:
 def _slots(kind: type) -> tuple[str, ...]:
     slots = vars(kind).get("__slots__", ())
     return (slots,) if isinstance(slots, str) else tuple(slots)
-
-
-def _full(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:  # it is filled later
-        return False
 
 
 def _own(module: nn.Module) -> Iterator[Tensor]:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional as F
 
-from launcher.parallel.mesh import Meshes, local
+from launcher.parallel.local_tensors import local
+from launcher.parallel.mesh import Meshes
 from launcher.parallel.stages import StagePart
 from launcher.parallel.tensor_parallel.collectives import Axis, bring, hand, with_bias
 from launcher.parallel.tensor_parallel.overlapped_linear import OverlappedLinear

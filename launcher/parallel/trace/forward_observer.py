@@ -27,6 +27,7 @@ from launcher.parallel.model_state.module_globals import files_of, variables
 from launcher.parallel.model_state.python_state import Key, changed, library, owns_generator, snapshot
 from launcher.parallel.model_state.references import forget
 from launcher.parallel.trace.data_dependence import Sized
+from launcher.parallel.trace.graph_recorder import saved_tensor_hooks
 from launcher.parallel.trace.memory_of_results import MemoryOfResults, version
 from launcher.parallel.trace.rank_reads import streams_now, world_reads
 from launcher.parallel.trace.sample_values import SampleValues
@@ -173,7 +174,7 @@ class ForwardObserver(TorchFunctionMode):
         self.order: list[tuple[str, bool]] = []
         self._names: dict[int, list[str]] = {}
         self._alive: list[nn.Parameter] = []  # a freed parameter's id could be reused
-        self._outside = _saving()
+        self._outside = saved_tensor_hooks()
         self._regions: dict[int, list[str]] = {}  # calls of torch's checkpoint, whose modules are recomputed
         self._reentrant: list[int] = []
 
@@ -260,7 +261,7 @@ class ForwardObserver(TorchFunctionMode):
         """Return the active call of torch's checkpoint, if any; the backward recomputes modules in it."""
         if self._reentrant:
             return self._reentrant[-1]
-        now = _saving()
+        now = saved_tensor_hooks()
         inside = now is not None and now != self._outside  # within torch.func.grad there is none
         return id(now[0]) if inside else None
 
@@ -477,11 +478,6 @@ class ForwardObserver(TorchFunctionMode):
 def _hooks_of(model: nn.Module) -> list[list[int]]:
     """Return the ids of the hooks of each module."""
     return [[*vars(m)[kind]] for m in model.modules() for kind in HOOKS]
-
-
-def _saving() -> Any:
-    """Return the active saved-tensor hooks."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 def _around(names: list[str]) -> str:

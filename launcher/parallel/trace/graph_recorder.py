@@ -317,7 +317,7 @@ class Capture(TorchFunctionMode):
         if generator_state(torch.default_generator) != self.stream:
             text = "it seeds torch's random stream, or restores its state"
             raise self.refuse(f"{text}; the trace does not record that")
-        hooks = _saving()
+        hooks = saved_tensor_hooks()
         if hooks != self.hooks and hooks is not None and hooks[0].__module__.partition(".")[0] != "torch":
             text = "it has hooks on what autograd saves (saved_tensors_hooks)"
             raise self.refuse(f"{text}; the trace does not record that")
@@ -522,7 +522,7 @@ class Capture(TorchFunctionMode):
         return node
 
 
-def _saving() -> Any:
+def saved_tensor_hooks() -> Any:
     """Return the saved-tensor hooks; torch's own (checkpoint, save_on_cpu) restore the same values."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
@@ -562,7 +562,7 @@ def recording_calls(capture: Capture) -> Iterator[None]:
         for owner in {nn.Module, *(k for k in leaves if "__call__" in vars(k))}:
             patch(owner)
         with capture:
-            capture.stream, capture.hooks = generator_state(torch.default_generator), _saving()
+            capture.stream, capture.hooks = generator_state(torch.default_generator), saved_tensor_hooks()
             capture.modes_below = torch._C._len_torch_dispatch_stack()
             yield
     finally:

@@ -396,25 +396,31 @@ def zeros(module: nn.Module) -> nn.Module:
     """
     made: dict[int, Any] = {}
     replaced: list[torch.Tensor] = []  # keeps the old tensors, whose ids could be reused
+
+    def of(t: Any, make: Callable[[Any], torch.Tensor]) -> Any:
+        if id(t) not in made:
+            new = make(t)
+            replaced.append(t)
+            made[id(t)] = made[id(new)] = new
+        return made[id(t)]
+
     for owner in module.modules():
         for name, p in owner._parameters.items():
             if p is not None:
-                if id(p) not in made:
-                    now = nn.Parameter(_zeros_in_memory(p), p.requires_grad)
-                    made[id(p)] = now if not hooks(p) else p
-                    if hooks(p):
-                        keep(p, now)
-                    replaced.append(p)
-                    made.setdefault(id(made[id(p)]), made[id(p)])
-                owner._parameters[name] = made[id(p)]
+                owner._parameters[name] = of(p, _parameter_of_zeros)
         for name, b in owner._buffers.items():
             if b is not None:
-                if id(b) not in made:
-                    made[id(b)] = _zeros_in_memory(b)
-                    replaced.append(b)
-                    made[id(made[id(b)])] = made[id(b)]
-                owner._buffers[name] = made[id(b)]
+                owner._buffers[name] = of(b, _zeros_in_memory)
     return module
+
+
+def _parameter_of_zeros(p: nn.Parameter) -> nn.Parameter:
+    """Return a parameter of zeros, or ``p`` itself with zeros if it has hooks."""
+    now = nn.Parameter(_zeros_in_memory(p), p.requires_grad)
+    if not hooks(p):
+        return now
+    keep(p, now)
+    return p
 
 
 def _zeros_in_memory(t: torch.Tensor) -> torch.Tensor:

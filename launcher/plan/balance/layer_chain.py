@@ -23,9 +23,9 @@ class LayerChain:
     ``forward`` and ``backward``: the time of each layer for one micro batch. ``places``: the rank of each
     stage. ``ahead``: forwards of each stage before its first backward. ``split``: backwards are split, and
     the second half can wait. ``state``: bytes of each layer during the entire step; ``saved``: bytes of each
-    layer for one micro batch; ``flying``: the most micro batches of each stage. ``step`` returns the time of
-    a step with a cut. ``rank_bytes`` returns the bytes on a rank with these stages, including what layers
-    share. About ``tries`` cuts are compared by ``step``.
+    layer for one micro batch; ``flying``: the most micro batches in flight on each stage. ``step`` returns
+    the time of a step with a cut; it is called for about ``tries`` cuts. ``rank_bytes`` returns the bytes on
+    a rank with these stages, including what layers share.
     """
 
     forward: tuple[float, ...]
@@ -71,7 +71,7 @@ class LayerChain:
         return tuple(f + b for f, b in zip(*self.before, strict=True))
 
     @cached_property
-    def long(self) -> float:
+    def longest_run(self) -> float:
         """The longest time of a run to consider: longer runs make their rank slow, or the stages uneven."""
         cut = shortest(self)
         if self.stages <= 12:
@@ -83,7 +83,7 @@ class LayerChain:
         return tuple(accumulate(self.state, initial=0)), tuple(accumulate(self.saved, initial=0))
 
     def near_run(self, stage: int, start: int, end: int) -> int:
-        """Returns the bytes of a run, without bytes that are not a sum over its parts."""
+        """Returns the bytes of a run that are a sum over its layers, without those that layers share."""
         state, saved = self._bytes_before
         return state[end] - state[start] + self.flying[stage] * (saved[end] - saved[start])
 
@@ -121,7 +121,7 @@ class LayerChain:
         return max(self.bytes_of(cut, rank) for rank in range(len(self.ranks)))
 
     def may_fit(self, room: int) -> bool:
-        """Returns true if a cut may fit: if this is false, none does.
+        """Returns false only if no cut fits; there may be none even if the result is true.
 
         This is a lower bound: each part is placed on its cheapest rank, in any order, and the bytes of a rank
         are weighted. It is the dual of a linear program, so any weights are valid; these are one over the

@@ -39,7 +39,7 @@ def promising_single(row: LayerChain, room: int | None) -> list[Cut]:
 
 
 def _tried(row: LayerChain, cuts: Iterator[tuple[float, Cut]]) -> list[Cut]:
-    """Returns the ``cuts``, sorted by their bounds, that could be the best one."""
+    """Returns those of ``cuts`` that could be the best; ``cuts`` are sorted by their bounds."""
     shortest = inf
     out: list[Cut] = []
     for least, cut in islice(cuts, row.tries):
@@ -76,7 +76,7 @@ def _bound(row: LayerChain, stage: int, start: int, end: int) -> float:
 
 
 Bound = Callable[[int, int, int], float]
-"""The bound of a stage with the layers from a start to an end; infinite if it and longer ones cannot be."""
+"""The bound of a stage with the layers from a start to an end; infinite if no stage may be as long."""
 
 
 def by_bound(
@@ -211,7 +211,7 @@ def _longer(row: LayerChain, begun: _Begun, room: int | None) -> Iterator[_Begun
     first, last = start + 1, row.parts - row.stages + stage + 1
     for end in range(last if stage == row.stages - 1 else first, last + 1):
         time = row.both[end] - row.both[start]
-        if end > first and time > row.long:
+        if end > first and time > row.longest_run:
             return
         rank_bytes = nbytes[rank] + row.near_run(stage, start, end)
         if room is not None and rank_bytes > room:

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.job.schema.misspelled import did_you_mean
+from launcher.job.schema.did_you_mean import did_you_mean
 from launcher.plan.values.model_graph import ModelStructure
 from launcher.plan.values.module_names import best_key, from_the_top, is_glob, matches, prefixes
 

@@ -702,27 +702,35 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
     if graph.toggles:
         yield from _toggles(at, *graph.toggles[0])
 
-    # level3 gathers weights again in the backward: after tensor hooks have run, and only a module's own
     if at.hsdp is not None and at.hsdp.optimizer_level == "level3":
-        cure = (
-            "parallel.hsdp=null" if graph.effects.inner else "parallel.hsdp.optimizer_level=level2"
-        )  # see _inner
-        affected = [m for m in graph.effects.hooks if any(covers(g, m) or covers(m, g) for g in gathered)]
-        if affected:
-            who = listed([m or "the model" for m in affected])
-            text = f"{who}: a tensor hook or backward pre-hook uses weights"
-            yield Problem(KEY, f"{text} before level3 has gathered them again", cure)
-        opaque = {m: what for m, what in graph.opaque if m in gathered}
-        if opaque:
-            who, what = listed(list(opaque)), next(iter(opaque.values()))
-            text = f"{who}: its forward returns an object ({what}) in which FSDP2 does not find the"
-            text += " tensors or modules, so level3 would not gather its weights again for them"
-            way_out = "return a tuple, list or dictionary of tensors, or keep the weights"
-            yield Problem(KEY, f"{text}; {way_out}", cure)
-        affected = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
-        if affected:
-            text = f"{listed(affected)}: called with another tensor in place of a weight, but level3 would"
-            yield Problem(KEY, f"{text} gather the weight", cure)
+        yield from _gathered_again(graph, gathered)
+
+
+def _gathered_again(graph: Graph, gathered: set[str]) -> Iterator[Problem]:
+    """Yields modules whose weights level3 would gather again too late, not at all, or where it must not.
+
+    It gathers the weights of a module after tensor hooks have run, and only the module's own.
+    """
+    # see _inner
+    cure = "parallel.hsdp=null" if graph.effects.inner else "parallel.hsdp.optimizer_level=level2"
+    affected = [m for m in graph.effects.hooks if any(covers(g, m) or covers(m, g) for g in gathered)]
+    if affected:
+        who = listed([m or "the model" for m in affected])
+        text = f"{who}: a tensor hook or backward pre-hook uses weights"
+        yield Problem(KEY, f"{text} before level3 has gathered them again", cure)
+
+    opaque = {m: what for m, what in graph.opaque if m in gathered}
+    if opaque:
+        who, what = listed(list(opaque)), next(iter(opaque.values()))
+        text = f"{who}: its forward returns an object ({what}). FSDP2 does not find the tensors or modules"
+        text += " in it, so level3 would not gather the weights again for them"
+        way_out = "return a tuple, list or dictionary of tensors, or keep the weights gathered"
+        yield Problem(KEY, f"{text}; {way_out}", cure)
+
+    affected = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
+    if affected:
+        text = f"{listed(affected)}: called with another tensor in place of a weight, but level3 would"
+        yield Problem(KEY, f"{text} gather the weight", cure)
 
 
 def _toggles(at: CutModel, name: str, module: str) -> Iterator[Problem]:

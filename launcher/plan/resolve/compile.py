@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from launcher.errors import Problem
+from launcher.job.schema.did_you_mean import nearest
 from launcher.job.schema.job import Job
-from launcher.job.schema.misspelled import nearest
 from launcher.job.schema.train import Compile
 from launcher.job.schema.user_class import Target
 from launcher.plan.communication.buckets_and_gathers import GatherGroup
@@ -282,8 +282,8 @@ def _over_tp(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
     again = [r for r in model.recomputed if any(covers(r.module, operator) for operator in cut)]
     around = [r.module for r in again if any(m != r.module and covers(r.module, m) for m in modules)]
     if around:
-        text = f"a module inside {around[0]}: {around[0]} is recomputed and cut over tp, so a graph would"
-        text += f" repeat its collectives needlessly; compile {around[0]} or recompute it, not both"
+        text = f"{around[0]} is recomputed and cut over tp, and a module inside it is compiled: the graph"
+        text += f" would repeat collectives needlessly; compile {around[0]} or recompute it, not both"
         yield Problem(MODULES, text, OFF)
 
     inside = [r for r in again if any(covers(m, r.module) for m in modules)]

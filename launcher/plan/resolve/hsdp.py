@@ -61,6 +61,8 @@ def indivisible(job: Job, world: int, dp: int, shard: int) -> Problem:
     fits = [n for n in range(1, dp + 1) if dp % n == 0]
     text = f"{shard}: does not divide the {many(dp, 'data-parallel rank')} ({world} ranks / {world // dp})"
     text += f"; use one of {', '.join(map(str, fits))}"
+    if dp == 1:
+        text = f"{shard}: there is only 1 data-parallel rank ({world} ranks / {world}); use 1"
     return Problem(key, text, f"{key}={max(n for n in fits if n <= shard)}")
 
 

@@ -17,7 +17,7 @@ AT_USE = "each group of weights is gathered once a step, before its first use"
 
 
 def reducing(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:
-    """Returns true if the reduction of gradients overlaps with the backward."""
+    """Returns whether reductions of gradients overlap with the backward, and why."""
     if sizes.replicas == 1:
         return "satisfied", "one data-parallel rank: no gradient is sent"
 

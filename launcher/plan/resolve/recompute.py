@@ -141,7 +141,7 @@ def _restored(module: str, graph: Graph) -> tuple[str, ...]:
 def _once(r: Recomputed, graph: Graph) -> str:
     """Why a selectively recomputed module cannot run twice.
 
-    Kept results serve one more forward; gradients that the forward itself computes would need a further one.
+    Kept results can be used in one more forward. Gradients that the forward itself computes need another.
     """
     if not r.keep or not graph.effects.inner:
         return ""
@@ -173,7 +173,7 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
         if name == module:
             yield f"it is called under {what}, which is no longer active when it runs again"
     if any(map(here, graph.effects.saves_unfilled)):
-        yield "it calls rrelu, and torch's checkpoint ends the second forward before it has drawn its slopes"
+        yield "it calls rrelu, and torch's checkpoint ends the second forward before rrelu draws its slopes"
     for name in graph.effects.grads:
         if here(name):
             yield "it reads the .grad of a weight or buffer"

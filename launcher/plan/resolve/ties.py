@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from shlex import quote
 
 from launcher.errors import Problem
+from launcher.job.schema.did_you_mean import did_you_mean
 from launcher.job.schema.job import Job
-from launcher.job.schema.misspelled import did_you_mean
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.values.setting import Setting
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from launcher.errors import Problem
 from launcher.job.schema.base import yaml_text
+from launcher.job.schema.did_you_mean import did_you_mean
 from launcher.job.schema.job import Job
-from launcher.job.schema.misspelled import did_you_mean
 from launcher.plan.communication.buckets_and_gathers import Communication
 from launcher.plan.resolve import comm_fusion, overlap
 from launcher.plan.sizes import Sizes

@@ -112,7 +112,7 @@ def load(one: ActionWork, grid: Grid, speeds: Speeds, backward: bool) -> PartSec
     """Returns the load of one action on these devices."""
     costs = speeds.cluster.overheads
     sent = collectives(one.sent, grid.peers(0, "tp"), speeds)
-    times = sum(n for *_, n in one.sent) if crosses_nodes(grid, speeds) else 0
+    times = sum(n for *_, n in one.sent) if stages_cross_nodes(grid, speeds) else 0
     device, host = speeds.device_seconds(one.kernels, backward), speeds.host_seconds(one.kernels.kernels)
     if speeds.cores is not None:  # the core that computes also launches
         device, host = device + host, 0.0
@@ -172,7 +172,7 @@ def transfers(work: StepWork, speeds: Speeds) -> tuple[float, ...]:
     )
 
 
-def crosses_nodes(grid: Grid, speeds: Speeds) -> bool:
+def stages_cross_nodes(grid: Grid, speeds: Speeds) -> bool:
     """Returns true if the stages of a pipeline are on several nodes."""
     return grid["pp"] > 1 and grid.size > speeds.per_node
 
@@ -364,7 +364,7 @@ def _timeline(work: StepWork, cost: Cost, cores: Cores | None) -> tuple[Timeline
 
 def _stalls(work: StepWork, speeds: Speeds) -> float:
     """Returns the seconds of stalls in messages between stages on several nodes; more devices stall more."""
-    if not crosses_nodes(work.grid, speeds):
+    if not stages_cross_nodes(work.grid, speeds):
         return 0.0
     stages = work.grid["pp"]
     hops = (work.micros + stages - 1) * min(2, stages - 1)

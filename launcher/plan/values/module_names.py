@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from shlex import quote
 
 from launcher.errors import Problem
-from launcher.job.schema.misspelled import nearest
+from launcher.job.schema.did_you_mean import nearest
 from launcher.plan.values.model_graph import ModelStructure
 
 StageNames = str | Sequence[str] | Mapping[str, str]

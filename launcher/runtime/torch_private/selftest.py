@@ -1,20 +1,12 @@
-"""Checks at the start that the private parts of torch exist, and measures the waits in ``Work.wait``.
-
-With gloo every collective and every message of a step blocks in ``Work.wait``. NCCL's calls return at once:
-the device waits instead.
-"""
+"""Checks at the start that the private parts of torch exist."""
 
 from __future__ import annotations
 
 import inspect
-import threading
-import time
-from functools import wraps
 from importlib import import_module
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from launcher.errors import Problem, RequestError
 
@@ -134,32 +126,3 @@ def _missing(module: str, name: str, arguments: tuple[str, ...]) -> list[str]:
         return [f"{module}.{name} does not exist"]
     known = inspect.signature(target).parameters if arguments else {}
     return [f"{module}.{name} has no argument {a!r}" for a in arguments if a not in known]
-
-
-class _Waited(threading.local):
-    """One value per thread: a thread that writes a checkpoint waits while training continues."""
-
-    seconds = 0.0
-
-
-_waited = _Waited()
-
-
-def seconds() -> float:
-    """Seconds that the calling thread has waited, counted from the first call of this function."""
-    wait = dist.Work.wait
-    if not hasattr(wait, "__wrapped__"):
-        dist.Work.wait = _timed(wait)  # type: ignore[method-assign]
-    return _waited.seconds
-
-
-def _timed(wait: Any) -> Any:
-    @wraps(wait)
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        try:
-            return wait(*args, **kwargs)
-        finally:
-            _waited.seconds += time.perf_counter() - began
-
-    return timed

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from launcher.parallel.mesh import local
+from launcher.parallel.local_tensors import local
 from launcher.parallel.parallel_model import ParallelModel
 from launcher.plan.cut.tensor_placement import Placed
 

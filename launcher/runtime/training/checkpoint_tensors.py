@@ -21,7 +21,7 @@ from launcher.checkpoint.read import Checkpoint, each, open_checkpoint, read_ext
 from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.optim.state_packing import on_device, pack, unpack
 from launcher.parallel.broadcast import Sent, share
-from launcher.parallel.mesh import local
+from launcher.parallel.local_tensors import local
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.parallel.trace.tensor_specs import spec
 from launcher.plan.cut.tensor_placement import Placed

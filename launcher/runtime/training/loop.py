@@ -218,7 +218,7 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
     both, square = s.norm.squared_beside(torch.stack([share, difference.to(share.device)]))
     share, difference = both.unbind()
     if text := s.model.changes.take(any_difference=bool(difference > 0)):
-        raise RunError(f"step {s.step + 1}: {text}. The weights were not touched")
+        raise RunError(f"step {s.step + 1}: {text}. The weights were not changed")
     sums = torch.stack([share, square, torch.tensor(float(bool(s.world.stop_signal())))])
     if s.times is not None:
         s.times.arrived()
@@ -240,7 +240,7 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
             return loss, norm
         if s.local_norm is not None:  # show which rank and which parameter
             s.local_norm.tell(s.step + 1, loud=True, loss_scale=s.scaling.factor)
-        text = f"the loss is {loss} and the gradient norm {norm}; the weights were not touched"
+        text = f"the loss is {loss} and the gradient norm {norm}; the weights were not changed"
         cure = ". Lower optim.lr, lengthen schedule.warmup_steps, or look at the data of this step"
         if s.scaling.factor > 1 and math.isfinite(loss):
             cure = ". The gradients overflowed; train.loss_scale=null lowers the scale when they do"
@@ -267,11 +267,11 @@ def _check_counted(s: Session) -> None:
     dist.all_reduce(counted)
     if counted[1].item():
         text = "the count that the loss returns differs from its count(target), by which its sum is divided"
-        cure = "the weights were not touched. Look at the class of the loss"
+        cure = "the weights were not changed. Look at the class of the loss"
         raise RunError(f"step {s.step + 1}: {text}; {cure}")
     if not counted[0].item():
         text = f"{_nothing(s, 'the global batch')}, so there is no loss"
-        cure = "the weights were not touched. Look at the data of this step"
+        cure = "the weights were not changed. Look at the data of this step"
         raise RunError(f"step {s.step + 1}: {text}; {cure}")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from launcher.errors import RunError
 from launcher.parallel.digests import digests
-from launcher.parallel.mesh import local
+from launcher.parallel.local_tensors import local
 from launcher.plan.values.layout import Layout
 from launcher.plan.values.module_names import listed
 from launcher.runtime.cluster.messages import all_gather

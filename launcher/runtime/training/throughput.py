@@ -12,7 +12,7 @@ import torch
 
 from launcher.plan.plan import Plan
 from launcher.runtime import device as devices
-from launcher.runtime.torch_private import selftest
+from launcher.runtime.torch_private.work_wait import seconds_waited
 
 Peaks = Mapping[str, float]
 
@@ -150,16 +150,16 @@ class RankTimes:
         self._began: float | None = None
         self._seconds = 0.0
         self._steps = 0
-        selftest.seconds()
+        seconds_waited()
 
     def begin(self) -> None:
         """Marks the start of a step."""
-        self._began = time.perf_counter() - selftest.seconds()
+        self._began = time.perf_counter() - seconds_waited()
 
     def arrived(self) -> None:
         """Marks the arrival of the step's gradients."""
         if self._began is not None:
-            self._seconds += time.perf_counter() - selftest.seconds() - self._began
+            self._seconds += time.perf_counter() - seconds_waited() - self._began
             self._steps += 1
             self._began = None
 

@@ -30,7 +30,7 @@ from launcher.optim.build import build_optimizer
 from launcher.optim.sharded import pieces_of
 from launcher.parallel import grad_norm, mesh
 from launcher.parallel.grad_norm import watch
-from launcher.parallel.mesh import local
+from launcher.parallel.local_tensors import local
 from launcher.parallel.parallel_model import ParallelModel, parallelize
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan import outputs_and_targets

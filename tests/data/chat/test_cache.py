@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from launcher.__main__ import main
 from launcher.data.chat import tokens
-from launcher.data.chat.template import chat_tokenizer
+from launcher.data.chat.chat_tokenizer import chat_tokenizer
 from launcher.data.chat.tokens import ROWS, in_memory
 from launcher.data.prepare.progress import ProgressReporter
 from tests.data.chat.chats import CHATML, TURNS, messages, request_words, written

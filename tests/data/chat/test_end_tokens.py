@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from launcher.data.chat.chat_tokenizer import chat_tokenizer
 from launcher.data.chat.checks import check_first_rows, trained_text
 from launcher.data.chat.conversation_files import conversation
-from launcher.data.chat.template import chat_tokenizer
 from launcher.data.chat.tokens import _folder
 from launcher.job.schema.data import Chat
 

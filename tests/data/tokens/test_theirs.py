@@ -157,10 +157,10 @@ BAD_INDEX = {
     "less": ({"sizes": [3, 1]}, "it has 10 bytes, but its .idx says 8"),
     "first document": ({"documents": [1, 1, 2]}, "the first document of its .idx starts at sequence 1, not 0"),
     "document back": (
-        {"documents": [0, 2, 1]}, "the documents of its .idx are not in order within its 2 sequences"
+        {"documents": [0, 2, 1]}, "the documents of its .idx are out of order, or exceed its 2 sequences"
     ),
     "document outside": (
-        {"documents": [0, 1, 3]}, "the documents of its .idx are not in order within its 2 sequences"
+        {"documents": [0, 1, 3]}, "the documents of its .idx are out of order, or exceed its 2 sequences"
     ),
     "last document": ({"documents": [0, 1, 1]}, "the last document of its .idx ends at sequence 1 of 2"),
 }  # fmt: skip
@@ -193,7 +193,7 @@ def test_an_index_of_nothing_again_and_again_is_not_read_for_hours(tmp_path):
     n = 1 << 38
     (tmp_path / "c.idx").write_bytes(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, n, 0))
     os.truncate(tmp_path / "c.idx", 34 + 12 * n)
-    assert refused(path) == f"its .idx promises {n} sequences, but it has only 10 bytes"
+    assert refused(path) == f"its .idx lists {n} sequences, but the .bin file has only 10 bytes"
 
 
 def test_an_index_that_is_a_folder_or_leads_nowhere_is_not_left_out(tmp_path):

@@ -47,7 +47,7 @@ def test_a_noisy_machine_is_reported_and_nothing_is_written(tmp_path: Path, capf
     assert main(words) == 1
     err = capfd.readouterr().err
     assert re.search(
-        r"calibrate: the machine is too busy, nothing is written: .*tflops\.fp32 [0-9.]+ \(spread \d+%\), .*"
+        r"calibrate: nothing is written, because the machine is too busy: .*tflops\.fp32 [0-9.]+ \(spread \d+%\), .*"
         r"; at most 0%\. Run it again while the machine is idle",
         err,
     )

@@ -182,7 +182,7 @@ def test_constants_are_fitted_to_the_middle_batch_and_spreads_are_those_of_batch
 def test_rounds_that_differ_are_refused_by_name() -> None:
     found = (FittedConstant("efficiency", 0.91, 0.02), FittedConstant("links.inside.latency_us", 412.3, 0.42))
     assert refusal(found, 0.0, 0.3) == (
-        "calibrate: the machine is too busy, nothing is written: links.inside.latency_us 412 (spread 42%); "
+        "calibrate: nothing is written, because the machine is too busy: links.inside.latency_us 412 (spread 42%); "
         "at most 30%. Run it again while the machine is idle"
     )
     assert refusal(found[:1], 0.1, 0.3) == ""
@@ -192,8 +192,8 @@ def test_cores_that_other_processes_use_are_reported() -> None:
     """Other processes slow all rounds alike, so no spread shows them."""
     assert taken([{Taken(): 0.5}, {Taken(): 0.4}, {Taken(): 0.9}]) == 0.5
     assert refusal((), 0.5, 0.3) == (
-        "calibrate: the machine is too busy, nothing is written: other processes used the cores 50% of the time; "
-        "at most 30%. Run it again while the machine is idle"
+        "calibrate: nothing is written, because the machine is too busy: other processes used the cores 50% of the "
+        "time; at most 30%. Run it again while the machine is idle"
     )
 
 

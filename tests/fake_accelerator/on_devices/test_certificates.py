@@ -20,7 +20,7 @@ from launcher.plan.certify_copy import Copy, reduced
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.steps.certification.compare import Certificate
+from launcher.steps.certification.certificate import Certificate
 from launcher.steps.certify import examine
 from tests.fake_accelerator.on_devices.processes import apart, on_devices
 from tests.parity import job

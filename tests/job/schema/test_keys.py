@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.job.schema.misspelled import nearest
+from launcher.job.schema.did_you_mean import nearest
 
 GUESSED = [
     ("stags", "stages"), ("stesp", "steps"), ("evry", "every"), ("wds", "wsd"), ("mpl", "mlp"), ("trian", "train"),

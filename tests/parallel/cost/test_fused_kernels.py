@@ -91,11 +91,11 @@ def test_auto_plans_for_the_devices_of_this_machine(monkeypatch: pytest.MonkeyPa
     """Local devices count if each rank has one, but not for a named cluster or a job that runs elsewhere."""
     on_cuda, on_cpu = plan("launch.device=cuda"), plan("launch.device=cpu")
     ranks = on_cpu.sizes.grid.size
-    monkeypatch.setattr(device_kernels, "devices", lambda: ("cuda", ranks))
+    monkeypatch.setattr(device_kernels, "local_accelerators", lambda: ("cuda", ranks))
     assert plan().estimate.memory == on_cuda.estimate.memory
     assert plan("cluster=here").estimate.memory == on_cpu.estimate.memory
     assert plan("launch.slurm.partition=gpu").estimate.memory == on_cpu.estimate.memory
-    monkeypatch.setattr(device_kernels, "devices", lambda: ("cuda", ranks - 1))
+    monkeypatch.setattr(device_kernels, "local_accelerators", lambda: ("cuda", ranks - 1))
     assert plan().estimate.memory == on_cpu.estimate.memory
 
 

@@ -30,9 +30,9 @@ SETS = (
     f"create a new tensor (inplace=False, x = x + y){NULL}"
 )
 OPAQUE = (
-    "model: b: its forward returns an object ({}) in which FSDP2 does not find the tensors or modules, so level3 "
-    "would not gather its weights again for them; return a tuple, list or dictionary of tensors, or keep the weights "
-    "(try: parallel.hsdp.optimizer_level=level2)"
+    "model: b: its forward returns an object ({}). FSDP2 does not find the tensors or modules in it, so level3 would "
+    "not gather the weights again for them; return a tuple, list or dictionary of tensors, or keep the weights "
+    "gathered (try: parallel.hsdp.optimizer_level=level2)"
 )
 SPARSE = (
     "model: c: called with a sparse tensor that needs a gradient, which FSDP2 cannot pass to modules with sharded "

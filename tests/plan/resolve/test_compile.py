@@ -111,8 +111,8 @@ REFUSED = {
         "parallel.recompute.comm: recompute: a partial graph would also send its last result over tp again, for "
         "nothing (try: parallel.recompute.comm=keep)",
     f"{TP2} train.compile.modules=layers.*.attn 'parallel.recompute={{modules: layers.*}}'":
-        "train.compile.modules: a module inside layers.0: layers.0 is recomputed and cut over tp, so a graph would "
-        "repeat its collectives needlessly; compile layers.0 or recompute it, not both (try: train.compile=null)",
+        "train.compile.modules: layers.0 is recomputed and cut over tp, and a module inside it is compiled: the graph "
+        "would repeat collectives needlessly; compile layers.0 or recompute it, not both (try: train.compile=null)",
     "train.compile.modules=layers.0.attn 'parallel.recompute={modules: layers.0, policy: selective}'":
         "train.compile.modules: layers.0.attn: inside layers.0, where parallel.recompute keeps results of single "
         "operations, which a graph hides; compile layers.0 (try: train.compile.modules=auto)",

@@ -49,6 +49,11 @@ REFUSED = {
         "parallel.hsdp.shard_size: 4: does not divide the 6 data-parallel ranks (12 ranks / 2); use one of 1, 2, 3, 6 "
         "(try: parallel.hsdp.shard_size=3)",
     ),
+    "shard size of one rank": (
+        ["launch.nproc=2", f"{STAGES}=2", f"{HSDP}.shard_size=2"],
+        "parallel.hsdp.shard_size: 2: there is only 1 data-parallel rank (2 ranks / 2); use 1 "
+        "(try: parallel.hsdp.shard_size=1)",
+    ),
     "shard axis": (
         ["launch.nproc=4", f"{HSDP}={{}}", "parallel.grid.dp_shard=3"],
         "parallel.grid.dp_shard: 3: does not divide the 4 data-parallel ranks (4 ranks / 1); use one of 1, 2, 4 "

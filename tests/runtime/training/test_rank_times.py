@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.runtime.cluster.world import World
-from launcher.runtime.torch_private import selftest
+from launcher.runtime.torch_private.work_wait import seconds_waited
 from launcher.runtime.training.throughput import RankTimes, rank_figures
 from tests.ranks import here
 
@@ -57,7 +57,7 @@ def test_a_step_that_nobody_began_is_none():
 
 def _beside(world: World) -> float:
     """Another thread waits, but this one does not."""
-    selftest.seconds()
+    seconds_waited()
     group = dist.new_group()
     x = torch.ones(1)
 
@@ -66,11 +66,11 @@ def _beside(world: World) -> float:
             time.sleep(SLOW_S)
         dist.all_reduce(x, group=group)
 
-    before = selftest.seconds()
+    before = seconds_waited()
     thread = Thread(target=all_of_it)
     thread.start()
     thread.join()
-    return selftest.seconds() - before
+    return seconds_waited() - before
 
 
 def test_waits_of_another_thread_are_not_subtracted_from_a_step():

@@ -19,8 +19,8 @@ from launcher.extras.device_matrix.resolve import Sharding
 from launcher.extras.device_matrix.run.program import StageGroups, StageProgram, carry_out, redistribute
 from launcher.extras.device_matrix.run.regather import Regather
 from launcher.extras.device_matrix.sharded_graph import gathered, reduced
+from launcher.parallel.local_tensors import cut as part_of
 from launcher.parallel.mesh import Meshes
-from launcher.parallel.mesh import cut as part_of
 from launcher.parallel.model_state.deep_copy import HOOKS
 from launcher.parallel.output_share import OutputShare
 from launcher.parallel.stages import StagePart

@@ -1,4 +1,4 @@
-"""Finds the key or value that a misspelled override means."""
+"""The override that a misspelled one means, as a cure to paste."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.job import intended_value
 from launcher.job.cures.other_programs import NOT_NEGATED, UNSUPPORTED, our_key, step_setting
 from launcher.job.overrides import OPEN, paste
 from launcher.job.schema import keys as schema_keys
-from launcher.job.schema.misspelled import did_you_mean, nearest
+from launcher.job.schema.did_you_mean import did_you_mean, nearest
 from launcher.job.schema.redact import hidden
 
 _NONE = object()  # None may itself be the intended value
@@ -51,7 +51,7 @@ WITHOUT_GUESS = ("tokenizer",)
 def group(parts: tuple[str, ...], bad: Mapping[str, Any], data: Any) -> str:
     """``key={...}`` with the first change to ``bad`` that the schema accepts; "" if it accepts none.
 
-    First sorts its lists of numbers and removes duplicates; then tries other words at the keys of words.
+    It first sorts lists of numbers and removes duplicates; then it tries the other words that a key accepts.
     """
     note = schema_keys.at(parts, data)
     for good in (_sorted_lists(bad), *_other_words(parts, bad, data)):

@@ -1,4 +1,4 @@
-"""Finds the name that a misspelled word means."""
+"""The name that a misspelled word means, and the text ``did you mean``."""
 
 from __future__ import annotations
 
