@@ -164,7 +164,7 @@ def _check_of_a_run(words: Sequence[str]) -> None:
 
 
 def _only_prints(args: Args) -> bool:
-    """Return true if rank 0 only prints and needs no other rank; ``show=search`` may measure on all ranks."""
+    """Returns true if rank 0 only prints and needs no other; ``show=search`` may measure on all ranks."""
     return any(o.startswith("show=") and o not in ("show=null", "show=search") for o in args.overrides)
 
 

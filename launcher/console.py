@@ -36,7 +36,7 @@ def tell(text: str) -> None:
 
 
 def _in_color(stream: TextIO, env: Mapping[str, str]) -> bool:
-    """Return true if ``stream`` gets colors; like Python, obeys NO_COLOR first, then FORCE_COLOR."""
+    """Returns true if ``stream`` gets colors; like Python, obeys NO_COLOR first, then FORCE_COLOR."""
     if env.get("NO_COLOR"):
         return False
     return bool(env.get("FORCE_COLOR")) or (env.get("TERM") != "dumb" and stream.isatty())

@@ -108,7 +108,7 @@ if not TYPE_CHECKING:  # a type checker sees the modules themselves
 
 
 def has(name: str) -> bool:
-    """Return true if this installation has the part ``name`` of ``PARTS``."""
+    """Returns true if this installation has the part ``name`` of ``PARTS``."""
     return _is_there(PARTS[name])
 
 

@@ -342,7 +342,7 @@ def _lost(data: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _of_hole(key: str, holes: set[str]) -> bool:
-    """Return true if a problem at ``key`` is only a consequence of a missing value."""
+    """Returns true if a problem at ``key`` is only a consequence of a missing value."""
     return any(key == h or h.startswith(key + ".") or key.startswith(h + ".") for h in holes if h)
 
 
@@ -375,7 +375,7 @@ def _steps(steps: Any, origins: Origins, problems: list[Problem]) -> Any:
 
 
 def _chooses_steps(origin: Origin, origins: Origins) -> bool:
-    """Return true if the user's file that has ``origin`` chooses the steps, or includes a file that does."""
+    """Returns true if the user's file that has ``origin`` chooses the steps, or includes a file that does."""
     places = origins.all("steps")
     if origin.shipped or any(place.typed for place in places):
         return False

@@ -18,7 +18,7 @@ RECIPES = _shipped("recipes")
 
 
 def shipped(path: Path) -> bool:
-    """Return true if ``path`` is one of our files, not the user's.
+    """Returns true if ``path`` is one of our files, not the user's.
 
     ``..`` and links are resolved first: ``recipes/../../theirs.yaml`` is not one of ours.
     """

@@ -29,7 +29,7 @@ class DocumentedSetting:
 
     @property
     def chosen(self) -> bool:
-        """Return true if the setting only names its option, as ``model.name`` does."""
+        """Returns true if the setting only names its option, as ``model.name`` does."""
         verb = self.key.startswith("steps.") and self.key.endswith(".kind")
         return verb or (self.key.endswith(".name") and not self.comment)
 

@@ -169,7 +169,7 @@ def _check_defaults(path: Path, defaults: object) -> None:
 
 
 def _is_choice(group: str, value: object) -> bool:
-    """Return true if ``value`` is a word, or a list of words of a group that allows several options."""
+    """Returns true if ``value`` is a word, or a list of words of a group that allows several options."""
     if isinstance(value, list):
         return group in LISTS and all(_is_choice(group, one) for one in value)
     return isinstance(value, str) and value != "???" and "${" not in value

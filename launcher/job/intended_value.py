@@ -111,7 +111,7 @@ def _candidates(key: str, note: Any, bad: Any) -> Iterator[Any]:
 
 
 def _nothing(key: str, bad: Any) -> bool:
-    """Return true if ``bad`` can only mean null at ``key``."""
+    """Returns true if ``bad`` can only mean null at ``key``."""
     if bad == -1 and not isinstance(bad, bool):
         return key != "parallel.hsdp"  # for other programs -1 is "all"; parallel.hsdp takes it as a size
     if key in SWITCHED and (bad is False or bad == 0 or bad == float("inf")):

@@ -102,7 +102,7 @@ def _beside_words(cfg: DictConfig, override: Override) -> Sequence[str] | Proble
 
 
 def _replaceable(key: str, word: Any, below: str) -> bool:
-    """Return true if ``below`` can be set: it is an item of a list, or replacing the word loses nothing."""
+    """Returns true if ``below`` can be set: it is an item of a list, or replacing the word loses nothing."""
     item = isinstance(word, ListConfig) and below.partition(".")[0].isdecimal()
     return item or word is True or (key, word) == (STAGE_CONFIG, AUTO)
 

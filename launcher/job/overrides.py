@@ -177,7 +177,7 @@ def _read(text: str, problems: list[Problem]) -> Iterator[Override]:
 
 
 def parsable(text: str) -> bool:
-    """Return true if the grammar can parse an override."""
+    """Returns true if the grammar can parse an override."""
     try:
         parse(text)
     except (HydraException, ValueError, RecursionError):  # ValueError: a number of more than 4300 digits
@@ -186,7 +186,7 @@ def parsable(text: str) -> bool:
 
 
 def nameable(key: str) -> bool:
-    """Return true if an override can name ``key``: the grammar has no quotes for keys."""
+    """Returns true if an override can name ``key``: the grammar has no quotes for keys."""
     try:
         return bool(parse(f"~{key}").key_or_group == key)
     except (HydraException, ValueError, RecursionError):

@@ -113,14 +113,14 @@ class Trust:
                 yield f"code: {named}, allowed by {origin.where.rpartition(':')[0] if origin else files}"
 
     def _of_file(self, data: Mapping[str, Any], key: str) -> bool:
-        """Return true if the value of ``data`` at ``key`` is neither typed nor the shipped one."""
+        """Returns true if the value of ``data`` at ``key`` is neither typed nor the shipped one."""
         value = _value(data, key)
         same = _written(self._raw, key) == _written(self._users, key)  # a typed interpolation is the user's
         return bool(value) and not same and value != _value(self._users, key)
 
 
 def _as_shipped(layer: Layer) -> bool:
-    """Return true for a shipped file in its own package: a defaults list can place it in another one."""
+    """Returns true for a shipped file in its own package: a defaults list can place it in another one."""
     folder = Path(os.path.realpath(layer.path)).parent
     return shipped(layer.path) and layer.package == (folder.name if folder.parent == CONF else "")
 

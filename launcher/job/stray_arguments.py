@@ -31,7 +31,7 @@ class KnownNames:
     recipes: tuple[str, ...]
 
     def key(self, word: str) -> bool:
-        """Return true if ``word`` is a key that can be set."""
+        """Returns true if ``word`` is a key that can be set."""
         return bool(re.fullmatch(r"[a-z_][\w.]*", word)) and (word in self.groups or word in _keys())
 
     def meant(self, word: str) -> str | None:

@@ -79,7 +79,7 @@ def named(data: Any) -> Iterator[str]:
 
 
 def is_installed(path: str) -> bool:
-    """Return true if the top-level package of the dotted ``path`` is installed. Imports nothing."""
+    """Returns true if the top-level package of the dotted ``path`` is installed. Imports nothing."""
     package = path.partition(".")[0]
     try:
         return package in sys.modules or importlib.util.find_spec(package) is not None
@@ -322,7 +322,7 @@ def _trusted(path: str, allow: tuple[str, ...], base: type, key: str) -> Any:
 
 
 def _function(value: Any) -> bool:
-    """Return true if ``value`` is a function, or a method that is bound to its class."""
+    """Returns true if ``value`` is a function, or a method that is bound to its class."""
     if inspect.ismethod(value):
         return inspect.isclass(value.__self__)
     return inspect.isfunction(value)

@@ -13,7 +13,7 @@ from launcher.models.small import EmbeddingAndHead, Network, ResidualNetwork
 
 
 def build_model(settings: Model, allow: tuple[str, ...] = ()) -> nn.Module:
-    """Build the model on the default device (``meta`` too) in the default dtype.
+    """Builds the model on the default device (``meta`` too) in the default dtype.
 
     ``allow`` lists the packages that ``_target_`` may name.
     """

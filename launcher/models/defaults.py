@@ -9,7 +9,7 @@ MULTIPLE = 64
 
 
 def resolve(settings: Model) -> tuple[Model, tuple[str, ...]]:
-    """Return the settings without ``None``, plus a note for each resolved default.
+    """Returns the settings without ``None``, plus a note for each resolved default.
 
     >>> resolve(LanguageModel(name="lm", vocab_size=256, dim=128, kv_heads=2))[1]
     ('model.ffn_dim null -> 384: 8/3 of model.dim, rounded up to a multiple of 64',)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def attended(documents: Tensor) -> Tensor:
-    """Return the mask (batch, time, time) by which a token attends only to its own document, causally.
+    """Returns the mask (batch, time, time) by which a token attends only to its own document, causally.
 
     ``documents`` (batch, time) has the number of each token's document.
 
@@ -41,12 +41,12 @@ def attended(documents: Tensor) -> Tensor:
 
 
 def positions(seen: Tensor) -> Tensor:
-    """Return each token's position in its document (batch, time), from 0 on, by the mask of ``attended``."""
+    """Returns each token's position in its document (batch, time), from 0 on, by the mask of ``attended``."""
     return seen.sum(-1) - 1
 
 
 def arguments(config: PreTrainedConfig, documents: Tensor) -> dict[str, Any]:
-    """Return the forward's arguments for ``documents`` (batch, time): one mask, or one per kind of layer."""
+    """Returns the forward's arguments for ``documents`` (batch, time): one mask, or one per kind of layer."""
     seen = attended(documents)
     window = getattr(config, "sliding_window", None)
     near = seen if window is None else seen.triu(1 - window)
@@ -62,7 +62,7 @@ def arguments(config: PreTrainedConfig, documents: Tensor) -> dict[str, Any]:
 
 
 def _mask(config: PreTrainedConfig, seen: Tensor) -> Tensor:
-    """Return a mask (batch, 1, time, time); eager attention adds it to its scores, whatever their dtype."""
+    """Returns a mask (batch, 1, time, time); eager attention adds it to its scores, whatever their dtype."""
     mask = seen.unsqueeze(1)
     if config._attn_implementation == "sdpa":
         return mask
@@ -129,7 +129,7 @@ ABOUT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", *KERNE
 
 
 def from_folder(settings: HuggingFace) -> nn.Module:
-    """Build a model with new weights, which have the same names as the weights of the folder.
+    """Builds a model with new weights, which have the same names as the weights of the folder.
 
     Nothing is downloaded, and code in the folder is not run. Raises ``RequestError``.
     """
@@ -146,7 +146,7 @@ def from_folder(settings: HuggingFace) -> nn.Module:
 
 
 def class_of(settings: HuggingFace, config: PreTrainedConfig) -> type[Any]:
-    """Return the class that transformers has for this task and config.
+    """Returns the class that transformers has for this task and config.
 
     Raises ``RequestError`` if it has none.
     """
@@ -160,7 +160,7 @@ def class_of(settings: HuggingFace, config: PreTrainedConfig) -> type[Any]:
 
 
 def config_of(settings: HuggingFace) -> PreTrainedConfig:
-    """Return the config that transformers reads from the folder's ``config.json`` and ``settings.config``.
+    """Returns the config that transformers reads from the folder's ``config.json`` and ``settings.config``.
 
     Raises ``RequestError``.
     """
@@ -173,7 +173,7 @@ def config_of(settings: HuggingFace) -> PreTrainedConfig:
 
 
 def stale(settings: HuggingFace) -> list[tuple[str, Any, Any]]:
-    """Return keys whose value in the folder's ``config.json`` does not fit the changes in ``settings``.
+    """Returns keys whose value in the folder's ``config.json`` does not fit the changes in ``settings``.
 
     ``save_pretrained`` also writes values that a class computes from other keys, such as ``head_dim``, and
     the class does not compute those again. Each key comes with its value in the file and the value that the
@@ -194,7 +194,7 @@ def stale(settings: HuggingFace) -> list[tuple[str, Any, Any]]:
 
 
 def _computed(written: PreTrainedConfig, data: Mapping[str, Any], key: str) -> Any:
-    """Return the value that the class of ``written`` computes for ``key``; ``None`` if it fails."""
+    """Returns the value that the class of ``written`` computes for ``key``; ``None`` if it fails."""
     try:
         return getattr(_read(written, {k: v for k, v in data.items() if k != key}), key, None)
     except Exception:  # the class of a config may raise anything
@@ -204,7 +204,7 @@ def _computed(written: PreTrainedConfig, data: Mapping[str, Any], key: str) -> A
 def _check_effects(
     settings: HuggingFace, written: PreTrainedConfig, data: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> None:
-    """Raise ``RequestError`` if a list with one entry per layer makes changes ineffective."""
+    """Raises ``RequestError`` if a list with one entry per layer makes changes ineffective."""
     changes, layers = _changes(settings), getattr(written, LAYERS, None)
     lists = _by_layer(written, data, layers) if changes and isinstance(layers, int) else []
     count = written.attribute_map.get(LAYERS, LAYERS)
@@ -232,7 +232,7 @@ def _changes(settings: HuggingFace) -> dict[str, Any]:
 
 
 def _written(settings: HuggingFace) -> tuple[PreTrainedConfig, dict[str, Any]]:
-    """Return the config of the folder, and the file that it is read from. Raises ``RequestError``."""
+    """Returns the config of the folder, and the file that it is read from. Raises ``RequestError``."""
     from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
     here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -251,7 +251,7 @@ def _written(settings: HuggingFace) -> tuple[PreTrainedConfig, dict[str, Any]]:
 
 
 def _read(written: PreTrainedConfig, data: Mapping[str, Any], **kernels: Any) -> PreTrainedConfig:
-    """Return the config of the class of ``written`` that transformers reads from ``data``."""
+    """Returns the config of the class of ``written`` that transformers reads from ``data``."""
     return type(written).from_dict(deepcopy(dict(data)), **kernels)  # from_dict changes its argument
 
 
@@ -262,7 +262,7 @@ def _changed(
     changes: Mapping[str, Any],
     above: str = "",
 ) -> dict[str, Any]:
-    """Return ``data``, which is a ``config.json`` and reads as ``written``, with ``changes``.
+    """Returns ``data``, which is a ``config.json`` and reads as ``written``, with ``changes``.
 
     Raises ``RequestError``. If ``data`` is only a part of the file, ``above`` is its key and a dot.
     """
@@ -296,7 +296,7 @@ def _changed(
 
 
 def _settable(written: PreTrainedConfig, key: str) -> bool:
-    """Return true if the file of the config can set ``key``: it is neither a method nor computed."""
+    """Returns true if the file of the config can set ``key``: it is neither a method nor computed."""
     mine = getattr(type(written), key, None)
     computed = isinstance(mine, property) and mine.fset is None
     return hasattr(written, key) and not callable(mine) and not computed
@@ -329,7 +329,7 @@ def _refused_fields(settings: HuggingFace) -> Iterator[None]:
 def _rope_parameters(
     settings: HuggingFace, written: Mapping[str, Any], changes: Mapping[str, Any], above: str
 ) -> dict[str, Any]:
-    """Return the folder's ``rope_parameters`` (``written``) with those of ``changes``.
+    """Returns the folder's ``rope_parameters`` (``written``) with those of ``changes``.
 
     ``OLD_ROPE`` are the names of its parts before transformers 5. Raises ``RequestError``.
     """
@@ -352,7 +352,7 @@ def _rope_parameters(
 
 
 def _changed_rope(key: str, written: Mapping[str, Any], change: Any) -> dict[str, Any]:
-    """Return ``written`` with ``change``; ``null`` removes the scaling. Raises ``RequestError``.
+    """Returns ``written`` with ``change``; ``null`` removes the scaling. Raises ``RequestError``.
 
     A change that names a ``rope_type`` is complete, except that ``rope_theta`` and ``partial_rotary_factor``
     stay.
@@ -387,7 +387,7 @@ def _fit_lists(
     changes: Mapping[str, Any],
     above: str,
 ) -> dict[str, Any]:
-    """Return ``changed`` with its lists of one entry per layer cut to the number of layers.
+    """Returns ``changed`` with its lists of one entry per layer cut to the number of layers.
 
     A model with fewer layers reads the first entries. transformers cannot open a folder that has more entries
     than layers, so a list in ``changes`` must have one entry per layer. Raises ``RequestError``.
@@ -418,7 +418,7 @@ def _fit_lists(
 
 
 def _by_layer(written: PreTrainedConfig, data: Mapping[str, Any], layers: int) -> list[str]:
-    """Return the keys of ``data`` that list an entry for each of the ``layers`` layers.
+    """Returns the keys of ``data`` that list an entry for each of the ``layers`` layers.
 
     A list of numbers counts only if the class of the config would make it with one entry per layer: other
     lists have the indices of some layers, or have that length by chance.
@@ -443,7 +443,7 @@ def _length(value: Any) -> int | None:
 
 
 def exported_config_json(settings: HuggingFace, dtype: str) -> str:
-    """Return ``config.json`` as transformers saves it with the model of ``settings``, in ``dtype``.
+    """Returns ``config.json`` as transformers saves it with the model of ``settings``, in ``dtype``.
 
     It is the config of the built model: its class has converted old keys and applied the changes of
     ``settings``.
@@ -465,20 +465,20 @@ def _live(settings: HuggingFace, dtype: str) -> PreTrainedConfig:
 
 
 def _decoders(config: PreTrainedConfig) -> tuple[PreTrainedConfig, ...]:
-    """Return the config of the model, and of its decoder if that has one of its own."""
+    """Returns the config of the model, and of its decoder if that has one of its own."""
     decoder = config.get_text_config(decoder=True)
     return (config,) if decoder is config else (config, decoder)
 
 
 def _set_caches(config: PreTrainedConfig, value: bool) -> None:
-    """Set whether a forward keeps keys and values, which only generation uses."""
+    """Sets whether a forward keeps keys and values, which only generation uses."""
     for part in _decoders(config):
         if hasattr(part, CACHE):
             setattr(part, CACHE, value)
 
 
 def unlike_settings(settings: HuggingFace, folder: str) -> list[str]:
-    """Return the keys in which the config in ``folder`` differs from the model of ``settings``, sorted."""
+    """Returns the keys in which the config in ``folder`` differs from the model of ``settings``, sorted."""
     from transformers import AutoConfig
 
     theirs = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -487,13 +487,13 @@ def unlike_settings(settings: HuggingFace, folder: str) -> list[str]:
 
 
 def _compared(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the keys of a config that describe the model, as JSON values."""
+    """Returns the keys of a config that describe the model, as JSON values."""
     data: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
     return {key: value for key, value in data.items() if key not in ABOUT}
 
 
 def opened(settings: HuggingFace, folder: str, dtype: torch.dtype) -> tuple[Any, list[str]]:
-    """Return the model that transformers loads from ``folder``, and the names of weights that do not fit it.
+    """Returns the model that transformers loads from ``folder``, and the names of weights that do not fit it.
 
     Its forward returns the logits.
     """
@@ -525,7 +525,7 @@ def opened(settings: HuggingFace, folder: str, dtype: torch.dtype) -> tuple[Any,
 
 @cache
 def _logits_only(cls: type[nn.Module], takes: str) -> type[nn.Module]:
-    """Return a subclass whose forward takes the one tensor ``takes`` and returns only the logits.
+    """Returns a subclass whose forward takes the one tensor ``takes`` and returns only the logits.
 
     ``documents`` (batch, time) has the number of each token's document, if documents are kept separate.
     """
@@ -539,7 +539,7 @@ def _logits_only(cls: type[nn.Module], takes: str) -> type[nn.Module]:
 
 
 def tp_plan(settings: HuggingFace) -> dict[str, str]:
-    """Return a tensor-parallel style by glob of module names, or nothing if no plan exists for the model.
+    """Returns a tensor-parallel style by glob of module names, or nothing if no plan exists for the model.
 
     A head that is tied to the embedding is not cut, because most plans do not split the embedding.
     """
@@ -554,7 +554,7 @@ def tp_plan(settings: HuggingFace) -> dict[str, str]:
 
 
 def heads(settings: HuggingFace) -> tuple[int, ...]:
-    """Return the number of query heads, and the number of key and value heads if the config has it."""
+    """Returns the number of query heads, and the number of key and value heads if the config has it."""
     config = config_of(settings).get_text_config(decoder=True)
     counts = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
     return tuple(n for n in counts if n)

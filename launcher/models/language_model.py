@@ -28,7 +28,7 @@ _LIBRARY.define(
 
 
 def angles(time: int, head: int, theta: float, like: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine of every (position, pair of ``head`` dims) from position ``start`` on.
+    """Returns cosine and sine of every (position, pair of ``head`` dims) from position ``start`` on.
 
     They are computed in float64: an angle of thousands has few digits left in float32, which changes logits
     by 1e-4. They are returned in float64 for float64 inputs, else in float32. Do not change them in place:
@@ -45,7 +45,7 @@ def angles(time: int, head: int, theta: float, like: Tensor, start: int = 0) -> 
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate ``x`` (..., time, head): dim ``i`` pairs with ``i + head / 2``, as in Hugging Face's Llama."""
+    """Rotates ``x`` (..., time, head): dim ``i`` pairs with ``i + head / 2``, as in Hugging Face's Llama."""
     a, b = x.to(cos.dtype).chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
@@ -63,13 +63,13 @@ def _compute_table(
 def _table(
     start: int, time: int, head: int, theta: float, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Compute the table once; a backward may save it, even if it was first read without gradients."""
+    """Computes the table once; a backward may save it, even if it was first read without gradients."""
     with torch.inference_mode(False), torch.no_grad():
         return _compute_table(start, time, head, theta, dtype=dtype, device=device)
 
 
 def _watched(like: Tensor) -> bool:
-    """Return true if ``like`` is traced or on meta: a table that is made then must not enter the cache."""
+    """Returns true if ``like`` is traced or on meta: a table that is made then must not enter the cache."""
     return (
         type(like) is not Tensor
         or like.is_meta
@@ -83,7 +83,7 @@ def _watched(like: Tensor) -> bool:
 def _of_graph(
     start: int, time: int, head: int, theta: float, *, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Compute the table as one operation of a graph: otherwise the compiler inlines it in each reader.
+    """Computes the table as one operation of a graph: otherwise the compiler inlines it in each reader.
 
     It returns a copy, because the compiler may reuse the memory of tensors that a graph no longer needs.
     """
@@ -148,7 +148,7 @@ class _Planned:
 
 @contextmanager
 def grouped_heads(supported: bool) -> Iterator[None]:
-    """Set whether the device that meta tensors stand for has kernels for grouped-query attention."""
+    """Sets whether the device that meta tensors stand for has kernels for grouped-query attention."""
     before, _Planned.grouped = _Planned.grouped, supported
     try:
         yield
@@ -157,7 +157,7 @@ def grouped_heads(supported: bool) -> Iterator[None]:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, group: int, seen: Tensor | None) -> Tensor:
-    """Return the attention of tensors (batch, heads, time, head).
+    """Returns the attention of tensors (batch, heads, time, head).
 
     Each head of ``k`` and ``v`` serves ``group`` heads of ``q``. ``seen`` masks the keys that each query
     sees; ``None`` is causal attention.
@@ -169,7 +169,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, group: int, seen: Tensor | None) 
 
 
 def _reads_groups(q: Tensor, seen: Tensor | None) -> bool:
-    """Return true if torch selects a kernel that supports grouped-query attention, and it is worth using.
+    """Returns true if torch selects a kernel that supports grouped-query attention, and it is worth using.
 
     CUDA's flash and cuDNN kernels support it, in bfloat16 (which devices too old for these kernels lack) and
     without a mask. CUDA's kernel for masks and float32 does not: torch would decompose attention. The CPU
@@ -208,7 +208,7 @@ class Attention(nn.Module):
     def piece(
         self, x: Tensor, start: int = 0, past: Sequence[tuple[Tensor, ...]] = ()
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the output and the keys and values of a piece of the sequence that begins at ``start``.
+        """Returns the output and the keys and values of a piece of the sequence that begins at ``start``.
 
         ``past`` has the keys and values of the earlier pieces.
         """

@@ -37,7 +37,7 @@ class AdaptedLinear(nn.Linear):
         return F.linear(x, self.weight, self.bias) + self.launcher_lora(x, self.lora_A, self.lora_B)
 
     def launcher_lora(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Return what the adapter of ``a`` and ``b`` adds.
+        """Returns what the adapter of ``a`` and ``b`` adds.
 
         Sharding recognizes the method by this name.
         """
@@ -45,7 +45,7 @@ class AdaptedLinear(nn.Linear):
 
 
 def adapt(model: nn.Module, lora: Lora) -> nn.Module:
-    """Replace linear modules of ``model`` in place by adapted ones; nothing but the adapters is trained.
+    """Replaces linear modules of ``model`` in place by adapted ones; nothing but the adapters is trained.
 
     Raises ``RequestError``.
     """
@@ -68,7 +68,7 @@ def adapt(model: nn.Module, lora: Lora) -> nn.Module:
 
 
 def _anywhere(key: str, named: Collection[str]) -> str:
-    """Return ``key``, or a glob if it is only the end of names, as allowed in PEFT's ``target_modules``."""
+    """Returns ``key``, or a glob if it is only the end of names, as allowed in PEFT's ``target_modules``."""
     ends = any(n.endswith(f".{key}") for n in named)
     return f"*.{key}" if ends and not is_glob(key) and key not in named else key
 
@@ -86,7 +86,7 @@ def _unknown(
 
 
 def _odd(layers: dict[str, nn.Linear]) -> Iterator[Problem]:
-    """Yield a problem for each module that is more than a linear layer: what it adds would be lost."""
+    """Yields a problem for each module that is more than a linear layer: what it adds would be lost."""
     for name, m in layers.items():
         own = {k for k, p in m._parameters.items() if p is not None} - {"weight", "bias"}
         own |= {*m._modules, *m._buffers}

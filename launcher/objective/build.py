@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def build_loss(settings: schema.Loss, allow: tuple[str, ...] = (), device: torch.device = CPU) -> Loss:
-    """Build the loss. ``allow`` lists the packages that ``_target_`` may name. Raises ``RequestError``."""
+    """Builds the loss. ``allow`` lists the packages that ``_target_`` may name. Raises ``RequestError``."""
     match settings:
         case objective.CrossEntropy():
             return ClassLoss(settings)
@@ -35,7 +35,7 @@ def build_metrics(
     token_bytes: Sequence[int] | None = None,
     device: torch.device = CPU,
 ) -> tuple[metrics.Metric, ...]:
-    """Build the metrics.
+    """Builds the metrics.
 
     ``loss`` says which targets count. ``token_bytes`` has the bytes of each token, if the data has them.
     """

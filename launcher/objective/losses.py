@@ -24,7 +24,7 @@ def cross_entropy(
     reduction: Literal["mean", "sum"] = "mean",
     settings: CrossEntropy = PLAIN,
 ) -> Tensor:
-    """Return the mean or sum over all counted positions, in nats; targets are class numbers (samples, ...).
+    """Returns the mean or sum over all counted positions, in nats; targets are class numbers (samples, ...).
 
     Logits are (samples, ..., classes), or (samples, classes, ...) as in torch; if both fit, the first form is
     assumed.
@@ -52,7 +52,7 @@ def cross_entropy(
 
 
 def flat(output: Tensor, target: Tensor, parts: ClassShards | None) -> tuple[Tensor, Tensor]:
-    """Return logits in float32 at least, and class numbers.
+    """Returns logits in float32 at least, and class numbers.
 
     Logits are (positions, classes) if classes are the last dim. Raises ``RunError`` if the shapes do not fit.
     """
@@ -75,19 +75,19 @@ class Loss(Protocol):
     """
 
     def __call__(self, output: Any, target: Tensor, parts: ClassShards | None = None) -> Tensor:
-        """Return the sum over these samples, 0-d.
+        """Returns the sum over these samples, 0-d.
 
         With ``parts``, ``output`` has only this rank's part of its last dim.
         """
 
     def count(self, target: Tensor) -> Tensor:
-        """Return the count of these samples, 0-d float64, from the targets alone.
+        """Returns the count of these samples, 0-d float64, from the targets alone.
 
         It is known before any forward.
         """
 
     def problem(self) -> str:
-        """Return why the last sums are NaN, or "" if the loss does not know. Waits for the device."""
+        """Returns why the last sums are NaN, or "" if the loss does not know. Waits for the device."""
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,14 @@ class Metric(Protocol):
         """The key in ``metrics.jsonl``; for validation it has the prefix ``val_``."""
 
     def sums(self, output: Any, target: Tensor, parts: ClassShards | None = None) -> Tensor:
-        """Return sum and count, (2,) float64; both are additive, however the samples are split."""
+        """Returns sum and count, (2,) float64; both are additive, however the samples are split."""
 
     def value(self, total: float, count: float) -> float:
-        """Return the value over all samples; ``count`` is not 0."""
+        """Returns the value over all samples; ``count`` is not 0."""
 
 
 def values(metrics: Sequence[Metric], sums: Sequence[Sequence[float]], where: str) -> dict[str, float]:
-    """Return the value of each metric by its name, from sums and counts over all samples.
+    """Returns the value of each metric by its name, from sums and counts over all samples.
 
     A metric whose count is 0 has no value. Raises ``RunError`` if a value is NaN; ``where`` names the step.
     """

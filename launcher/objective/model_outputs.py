@@ -11,7 +11,7 @@ Output: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 
 
 def formed(output: Any, keys: Sequence[str | int]) -> Output:
-    """Return tensors in the order of ``keys`` as the model's tuple or dict; without keys, the one tensor."""
+    """Returns tensors in the order of ``keys`` as the model's tuple or dict; without keys, the one tensor."""
     if not keys:
         assert isinstance(output, Tensor)
         return output
@@ -27,7 +27,7 @@ def tensors(output: Output) -> tuple[Tensor, ...]:
 
 
 def each(output: Output, change: Callable[[Tensor], Tensor]) -> Output:
-    """Return ``output`` with ``change`` applied to every tensor."""
+    """Returns ``output`` with ``change`` applied to every tensor."""
     if isinstance(output, Tensor):
         return change(output)
     if isinstance(output, dict):

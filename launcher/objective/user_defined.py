@@ -52,7 +52,7 @@ class OwnLoss:
         return torch.where(apart == 0, total, torch.nan)
 
     def pair(self, output: Output, target: Tensor) -> Pair:
-        """Return the sum and the count of the user's instance.
+        """Returns the sum and the count of the user's instance.
 
         Raises ``RunError`` if it returns anything else.
         """
@@ -79,7 +79,7 @@ class OwnMetric:
         return torch.stack([total.double(), count])
 
     def pair(self, output: Output, target: Tensor) -> Pair:
-        """Return the sum and the count, as ``OwnLoss.pair`` does."""
+        """Returns the sum and the count, as ``OwnLoss.pair`` does."""
         return pair(self._made, output, target, self._target)
 
     def value(self, total: float, count: float) -> float:
@@ -87,7 +87,7 @@ class OwnMetric:
 
 
 def made(settings: Target, allow: tuple[str, ...], key: str, device: torch.device) -> Any:
-    """Build an instance; the buffers of a module are moved to ``device``. Raises ``RequestError``."""
+    """Builds an instance; the buffers of a module are moved to ``device``. Raises ``RequestError``."""
     with owned(key, f"{settings.target}: cannot be built"):
         instance: Any = build(settings, allow, Callable, key=key)  # type: ignore[arg-type]
     if not isinstance(instance, nn.Module):
@@ -99,7 +99,7 @@ def made(settings: Target, allow: tuple[str, ...], key: str, device: torch.devic
 
 
 def pair(call: Callable[[Output, Tensor], object], output: Output, target: Tensor, name: str) -> Pair:
-    """Return the sum and the count that ``call`` returns, 0-d. Raises ``RunError`` if they are anything else.
+    """Returns the sum and the count that ``call`` returns, 0-d. Raises ``RunError`` for anything else.
 
     ``call`` gets outputs in float32 at least, and floating-point targets in the same dtype.
     """
@@ -117,7 +117,7 @@ def pair(call: Callable[[Output, Tensor], object], output: Output, target: Tenso
 
 
 def number(value: object, name: str, near: Tensor) -> Tensor:
-    """Return ``value`` as 0-d float64 on the device of ``near``.
+    """Returns ``value`` as 0-d float64 on the device of ``near``.
 
     Raises ``RunError``, which calls the value ``name``, if it is not one number.
     """
@@ -168,7 +168,7 @@ class Tried:
 
 
 def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Problem | None:
-    """Return the problem of ``tried``, if it has one; ``count`` is the ``count(target)`` of a loss.
+    """Returns the problem of ``tried``, if it has one; ``count`` is the ``count(target)`` of a loss.
 
     Raises ``RequestError`` if it cannot be called.
     """
@@ -207,7 +207,7 @@ def _shape(t: Tensor) -> str:
 
 
 def _drawn(made: TensorSpec, n: int, stream: torch.Generator) -> Tensor:
-    """Draw outputs of ``n`` samples: float64 values in [0, 1), and integers 0 or 1."""
+    """Draws outputs of ``n`` samples: float64 values in [0, 1), and integers 0 or 1."""
     shape = (n, *made.shape)
     if made.dtype.startswith(("float", "bfloat")):
         return torch.rand(shape, generator=stream, dtype=torch.float64)
@@ -262,7 +262,7 @@ def _trained(t: Tensor) -> Tensor:
 
 
 def _cuts(output: Output, targets: Tensor, dim: int) -> Iterator[list[tuple[Output, Tensor]]]:
-    """Split ``dim`` into two parts in several ways, because one part may contain no target that counts."""
+    """Splits ``dim`` into two parts in several ways, because one part may contain no target that counts."""
     size = targets.shape[dim]
     for first in sorted({1, size // 2, size - 1}):
         lengths = [first, size - first]

@@ -38,7 +38,7 @@ class _Update:
         return self.p.ndim > 1
 
     def direction(self, row_mean: Tensor | None) -> Tensor:
-        """Return the update of this rank's piece before scaling: the gradient over its root mean square.
+        """Returns the update of this rank's piece before scaling: the gradient over its root mean square.
 
         ``row_mean`` is the mean of the full ``row_var``.
         """
@@ -65,7 +65,7 @@ class Adafactor(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update all parameters together, so that their sums share collectives.
+        """Updates all parameters together, so that their sums share collectives.
 
         Each update is computed twice, so that not all updates are in memory at once.
         """
@@ -94,7 +94,7 @@ class Adafactor(torch.optim.Optimizer):
             _apply(u, u.direction(means.get(u.p)), size)
 
     def _begun(self) -> Iterator[_Update]:
-        """Yield the update of each parameter that has a gradient and is not empty."""
+        """Yields the update of each parameter that has a gradient and is not empty."""
         for group in self.param_groups:
             for p in group["params"]:
                 pieces = self._pieces[p]
@@ -109,7 +109,7 @@ class Adafactor(torch.optim.Optimizer):
     def _averaged(
         self, todo: list[_Update], rows: list[Tensor], columns: list[Tensor]
     ) -> dict[Tensor, Tensor]:
-        """Update the running means from the sums of squares; return the mean of each column of row means."""
+        """Updates the running means from sums of squares; returns the mean of each column of row means."""
         sums = {}
         for u, row, column in zip(todo, rows, columns, strict=True):
             u.state["row_var"].lerp_(row.div_(u.pieces.shape[-1]), u.kept)
@@ -120,7 +120,7 @@ class Adafactor(torch.optim.Optimizer):
 
 
 def _zeros(p: Tensor) -> dict[str, Tensor]:
-    """Return the state of a piece before the first step."""
+    """Returns the state of a piece before the first step."""
     step = torch.tensor(0.0, dtype=torch.float32)
     if p.ndim > 1:
         row, column = p.new_zeros((*p.shape[:-1], 1)), p.new_zeros((*p.shape[:-2], 1, p.shape[-1]))
@@ -129,7 +129,7 @@ def _zeros(p: Tensor) -> dict[str, Tensor]:
 
 
 def _apply(u: _Update, update: Tensor, size: Tensor) -> None:
-    """Apply ``update``; ``size`` is the sum of the squares of the full update."""
+    """Applies ``update``; ``size`` is the sum of the squares of the full update."""
     numbers, lr = prod(u.pieces.shape), u.group["lr"]
     rate = min(float(lr), 1 / u.state["step"].item() ** 0.5)
     step = (u.square / numbers).sqrt().clamp(min=u.group["eps"][1]) * rate
@@ -140,12 +140,12 @@ def _apply(u: _Update, update: Tensor, size: Tensor) -> None:
 
 
 def _square(t: Tensor) -> Tensor:
-    """Return the sum of squares in fp64: a CPU's sum of a million squares in fp32 has five correct digits."""
+    """Returns the sum of squares in fp64: in fp32 a CPU's sum of a million has five correct digits."""
     norm: Tensor = torch.linalg.vector_norm(t, dtype=torch.float64)
     return norm.square()
 
 
 def _squares(t: Tensor, dim: int) -> Tensor:
-    """Return the sum of squares along ``dim``, without a temporary of the size of ``t``."""
+    """Returns the sum of squares along ``dim``, without a temporary of the size of ``t``."""
     norms: Tensor = torch.linalg.vector_norm(t, dim=dim, keepdim=True)
     return norms.square()

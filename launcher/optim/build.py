@@ -25,7 +25,7 @@ Grouped = Sequence[tuple[ParamGroup, Named]]
 
 
 def groups(grouped: Grouped) -> list[dict[str, Any]]:
-    """Return the groups in torch's form, with names, in order of first appearance.
+    """Returns the groups in torch's form, with names, in order of first appearance.
 
     All parameters of a group are plain, or DTensors on one mesh: fused and foreach kernels refuse a mixture.
     """
@@ -40,12 +40,12 @@ def groups(grouped: Grouped) -> list[dict[str, Any]]:
 
 
 def flat(grouped: Grouped) -> list[tuple[str, nn.Parameter]]:
-    """Return the names and parameters of all groups, group after group."""
+    """Returns the names and parameters of all groups, group after group."""
     return [pair for _, params in grouped for pair in params]
 
 
 def replaced(grouped: Grouped, tensors: Iterable[nn.Parameter]) -> Grouped:
-    """Return ``grouped`` with ``tensors`` in place of its parameters, in the order of ``flat``."""
+    """Returns ``grouped`` with ``tensors`` in place of its parameters, in the order of ``flat``."""
     replacements = iter(tensors)
     return [(group, [(name, next(replacements)) for name, _ in params]) for group, params in grouped]
 
@@ -63,7 +63,7 @@ def build_optimizer(
     allow: tuple[str, ...] = (),
     pieces: Mapping[nn.Parameter, TensorPieces] | None = None,
 ) -> torch.optim.Optimizer:
-    """Build the optimizer of ``params``, this rank's trainable parameters.
+    """Builds the optimizer of ``params``, this rank's trainable parameters.
 
     Its steps do nothing if this rank has no trainable parameters. ``pieces`` describes the full tensors of
     split parameters, for updates that depend on the full tensor. Every group keeps its initial rate as
@@ -78,13 +78,13 @@ def build_optimizer(
 
 
 def keep_rates(optimizer: torch.optim.Optimizer) -> None:
-    """Store each group's rate as ``initial_lr``, which ``scale_lr`` multiplies."""
+    """Stores each group's rate as ``initial_lr``, which ``scale_lr`` multiplies."""
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", float(group["lr"]))
 
 
 def scale_lr(optimizer: torch.optim.Optimizer, factor: float) -> float:
-    """Set each group's rate to ``factor`` times its initial rate, and return that of the first group."""
+    """Sets each group's rate to ``factor`` times its initial rate, and returns that of the first group."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):  # the optimizer may share the tensor, so change it in place
             group["lr"].fill_(group["initial_lr"] * factor)
@@ -114,7 +114,7 @@ def _build(
 def _on_pieces(
     build: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer], params: Grouped
 ) -> torch.optim.Optimizer:
-    """Build an optimizer of plain tensors: this rank's pieces of parameters that are split."""
+    """Builds an optimizer of plain tensors: this rank's pieces of parameters that are split."""
     tensors = [p for _, p in flat(params)]
     return LocalShards(build, tensors) if any(isinstance(p, DTensor) for p in tensors) else build(tensors)
 
@@ -122,7 +122,7 @@ def _on_pieces(
 def build_own(
     settings: Target, allow: tuple[str, ...], tensors: Sequence[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """Build the user's optimizer class. Raises ``RequestError`` if its arguments do not fit."""
+    """Builds the user's optimizer class. Raises ``RequestError`` if its arguments do not fit."""
     from launcher.job.targets import build, locate
 
     if "groups" in settings.arguments:
@@ -143,7 +143,7 @@ def _full_tensor_optimizer(
     pieces: Mapping[nn.Parameter, TensorPieces],
     tensors: Sequence[nn.Parameter],
 ) -> torch.optim.Optimizer:
-    """Build an optimizer whose updates depend on full tensors."""
+    """Builds an optimizer whose updates depend on full tensors."""
     param_groups = groups(replaced(params, tensors))
     cut = zip(tensors, flat(params), strict=True)
     of = {t: pieces[p] if p in pieces else alone(t) for t, (_, p) in cut}
@@ -153,5 +153,5 @@ def _full_tensor_optimizer(
 
 
 def _sgd(param_groups: list[dict[str, Any]], lr: float, momentum: float, nesterov: bool) -> torch.optim.SGD:
-    """Build SGD with foreach, because its fused kernel has no rule for DTensor."""
+    """Builds SGD with foreach, because its fused kernel has no rule for DTensor."""
     return torch.optim.SGD(param_groups, lr=lr, momentum=momentum, nesterov=nesterov, foreach=True)

@@ -77,7 +77,7 @@ class Observation:
 
 
 def small(shapes: Sequence[Shape]) -> list[Shape]:
-    """Return the largest and the smallest shape of each number of dims, made small; at least two shapes."""
+    """Returns the largest and the smallest shape of each number of dims, made small; at least two shapes."""
     out: list[Shape] = []
     for dims in sorted({len(s) for s in shapes}, reverse=True):
         alike = sorted((s for s in shapes if len(s) == dims), key=prod)
@@ -101,7 +101,7 @@ class OptimizerTrial:
         self.starts = [torch.randn(s, generator=g, dtype=self.dtype) for s in self.shapes]
 
     def gradients(self, step: int) -> list[Tensor]:
-        """Return random gradients whose sizes differ between steps, tensors and positions.
+        """Returns random gradients whose sizes differ between steps, tensors and positions.
 
         Sizes grow from the beginning of a tensor to its end, and change with steps and tensors, each in its
         own way; now and then the first or the last value is far larger than the rest.
@@ -141,7 +141,7 @@ class OptimizerTrial:
         return params, optimizer
 
     def run(self, cut: TrialCut = TrialCut(), seed: int = 0) -> list[Tensor]:
-        """Train tensors that are split by ``cut``, and return them joined again."""
+        """Trains tensors that are split by ``cut``, and returns them joined again."""
         torch.manual_seed(seed)
         lengths = [len(cut.pieces(t)) for t in self.starts]
         params, optimizer = self.made([p for t in self.starts for p in cut.pieces(t)])
@@ -151,7 +151,7 @@ class OptimizerTrial:
         return [cut.joined([next(trained).detach() for _ in range(n)]) for n in lengths]
 
     def alone(self) -> list[Tensor]:
-        """Train each tensor in an optimizer of its own."""
+        """Trains each tensor in an optimizer of its own."""
         torch.manual_seed(0)
         made = [self.made([t]) for t in self.starts]
         for step in range(STEPS):
@@ -160,7 +160,7 @@ class OptimizerTrial:
         return [p.detach() for params, _ in made for p in params]
 
     def observed(self) -> Observation:
-        """Train as ``run`` does, and compare the groups after every step."""
+        """Trains as ``run`` does, and compares the groups after every step."""
         torch.manual_seed(0)
         params, optimizer = self.made(self.starts)
         before = [_values(g) for g in optimizer.param_groups]
@@ -182,7 +182,7 @@ class OptimizerTrial:
         return Observation(params, optimizer, tuple(sorted(changed)), first=first, paths=paths)
 
     def resumed(self, counters: tuple[str, ...]) -> list[Tensor]:
-        """Train as ``run`` does, but move the state to another instance after ``RESUMED`` steps."""
+        """Trains as ``run`` does, but moves the state to another instance after ``RESUMED`` steps."""
         torch.manual_seed(0)
         params, optimizer = self.made(self.starts)
         for step in range(STEPS):
@@ -195,7 +195,7 @@ class OptimizerTrial:
         return [p.detach() for p in params]
 
     def unused(self) -> None:
-        """Train without a gradient of the first tensor, and once without one of the last."""
+        """Trains without a gradient of the first tensor, and once without one of the last."""
         params, optimizer = self.made(self.starts)
         for step in range(4):
             grads: list[Tensor | None] = [*self.gradients(step)]
@@ -208,7 +208,7 @@ class OptimizerTrial:
 def advance(
     params: Sequence[nn.Parameter], optimizer: Optimizer, grads: Sequence[Tensor | None], step: int
 ) -> None:
-    """Take one step with ``grads``, at the rate that a schedule sets. Raises ``Broken``."""
+    """Takes one step with ``grads``, at the rate that a schedule sets. Raises ``Broken``."""
     for p, g in zip(params, grads, strict=True):
         p.grad = None if g is None else g.clone(memory_format=torch.contiguous_format)
     scale_lr(optimizer, RATES[step % len(RATES)])
@@ -236,12 +236,12 @@ def _members(optimizer: Optimizer) -> list[int]:
 
 
 def keys(params: Sequence[nn.Parameter], optimizer: Optimizer) -> tuple[str, ...]:
-    """Return the keys in the state of any of ``params``, sorted."""
+    """Returns the keys in the state of any of ``params``, sorted."""
     return tuple(sorted({key.split("/")[0] for p in params for key in pack(optimizer, p)}))
 
 
 def _unusable(optimizer: Optimizer) -> str:
-    """Return why the optimizer cannot be used, as far as that is known without a step."""
+    """Returns why the optimizer cannot be used, as far as that is known without a step."""
     needed = [
         n for n, p in inspect.signature(optimizer.step).parameters.items()
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
@@ -269,14 +269,14 @@ def _values(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kept(value: Any) -> Any:
-    """Return a copy of the value as it is now."""
+    """Returns a copy of the value as it is now."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     return [_kept(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Compare two values from ``_kept``.
+    """Compares two values from ``_kept``.
 
     Objects other than numbers and strings are equal if they are identical.
     """
@@ -299,7 +299,7 @@ DTYPES = {"float64": (torch.float64,), "float32": (torch.float64, torch.float32)
 def probe(
     build: Build, name: str, shapes: Sequence[Shape], device: str = "cpu", dtype: str = "float64"
 ) -> OptimizerTraits:
-    """Return what the class at ``name`` does to tensors of ``shapes``.
+    """Returns what the class at ``name`` does to tensors of ``shapes``.
 
     ``build`` makes the optimizer of a list of tensors; ``device`` and ``dtype`` are those of the weights.
     Raises ``RequestError`` if no such class exists, or its arguments do not fit.
@@ -316,7 +316,7 @@ def probe(
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """Isolate the trial: threads, random streams and devices are as before afterwards.
+    """Isolates the trial: threads, random streams and devices are as before afterwards.
 
     Ranks are forked later, when no thread may run and no device may be in use.
     """
@@ -333,7 +333,7 @@ def _apart() -> Iterator[None]:
 
 
 def _no_accelerator() -> AbstractContextManager[object]:
-    """Hide the accelerator: torch's optimizers query and start it before they take a step on the CPU."""
+    """Hides the accelerator: torch's optimizers query and start it before they take a step on the CPU."""
     device = torch.accelerator.current_accelerator()
     if device is None:
         return nullcontext()
@@ -368,7 +368,7 @@ def _traits(trial: OptimizerTrial, name: str) -> OptimizerTraits:
 
 
 def _near(trial: OptimizerTrial, seen: Observation, cut: TrialCut) -> bool:
-    """Return true if a split run ends with the same values as the unsplit run."""
+    """Returns true if a split run ends with the same values as the unsplit run."""
     try:
         return _close(trial.run(cut), seen)
     except Broken:
@@ -376,7 +376,7 @@ def _near(trial: OptimizerTrial, seen: Observation, cut: TrialCut) -> bool:
 
 
 def _close(actual: Sequence[Tensor], observation: Observation) -> bool:
-    """Compare value by value: a large value must not hide a wrong one next to it."""
+    """Compares value by value: a large value must not hide a wrong one next to it."""
     for a, p, path in zip(actual, observation.params, observation.paths, strict=True):
         expected = p.detach()
         rounding = 500 * torch.finfo(expected.dtype).eps * (expected.abs() + path)
@@ -387,7 +387,7 @@ def _close(actual: Sequence[Tensor], observation: Observation) -> bool:
 
 
 def _alike(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
-    """Return true if the tensors are bit-equal, except for NaN."""
+    """Returns true if the tensors are bit-equal, except for NaN."""
     return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(a, b, strict=True))
 
 
@@ -400,14 +400,14 @@ def _works(trial: OptimizerTrial) -> bool:
 
 
 def _draws(trial: OptimizerTrial, expected: Sequence[Tensor]) -> Literal["", "torch", "elsewhere"]:
-    """Return "" if the values do not depend on the seed, and "torch" if torch's generator alone decides."""
+    """Returns "" if the values do not depend on the seed, and "torch" if torch's generator alone decides."""
     if _alike(trial.run(seed=1), expected):
         return ""
     return "torch" if _alike(trial.run(seed=0), expected) else "elsewhere"
 
 
 def _odd(seen: Observation) -> str:
-    """Describe the first state that has neither its parameter's shape nor zero dims."""
+    """Describes the first state that has neither its parameter's shape nor zero dims."""
     for p in seen.params:
         for key, t in pack(seen.optimizer, p).items():
             if t.ndim and t.shape != p.shape:
@@ -431,7 +431,7 @@ def _lost(trial: OptimizerTrial, observation: Observation, expected: Sequence[Te
 
 
 def _copies(observation: Observation) -> int:
-    """Return the number of state tensors of a parameter's size per parameter, on average, rounded."""
+    """Returns the number of state tensors of a parameter's size per parameter, on average, rounded."""
     elements = sum(
         t.numel() for p in observation.params for t in pack(observation.optimizer, p).values() if t.ndim
     )

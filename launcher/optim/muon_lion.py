@@ -56,7 +56,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalized(g: Tensor, settings: Settings) -> Tensor:
-    """Return ``g`` with all singular values near 1, by the Newton-Schulz iteration in the dtype of ``g``."""
+    """Returns ``g`` with all singular values near 1, by the Newton-Schulz iteration in the dtype of ``g``."""
     a, b, c = settings.ns_coefficients
     x = g.T if g.shape[0] > g.shape[1] else g
     x = x / x.norm().clamp(min=settings.eps)  # so that no singular value is above 1
@@ -67,7 +67,7 @@ def orthogonalized(g: Tensor, settings: Settings) -> Tensor:
 
 
 def scale(shape: tuple[int, ...], how: str) -> float:
-    """Return the factor of the rate for a matrix of ``shape``.
+    """Returns the factor of the rate for a matrix of ``shape``.
 
     "original" goes by the ratio of its dims; otherwise updates get the size of AdamW's.
     """
@@ -88,7 +88,7 @@ class Lion(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update one parameter after the other, so that temporaries have the size of one parameter."""
+        """Updates one parameter after the other, so that temporaries have the size of one parameter."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -105,7 +105,7 @@ class Lion(torch.optim.Optimizer):
 def update(
     p: Tensor, grad: Tensor, mean: Tensor, *, lr: float, betas: tuple[float, float], weight_decay: float
 ) -> None:
-    """Update ``p`` and ``mean`` in place.
+    """Updates ``p`` and ``mean`` in place.
 
     Products are rounded before they are added, because a fused multiply-add rounds differently, and the sign
     would show that.

@@ -17,7 +17,7 @@ from launcher.user_errors import owned
 
 
 def factors(settings: Schedule, total: int, allow: tuple[str, ...]) -> Callable[[int], float]:
-    """Return the function from an optimizer step (from 0) of ``total`` to its factor.
+    """Returns the function from an optimizer step (from 0) of ``total`` to its factor.
 
     ``allow`` lists the packages that ``_target_`` may name.
     """
@@ -28,7 +28,7 @@ def factors(settings: Schedule, total: int, allow: tuple[str, ...]) -> Callable[
 
 
 def factor(settings: NamedSchedule, step: int, total: int) -> float:
-    """Return the factor of optimizer step ``step`` (from 0) of ``total``.
+    """Returns the factor of optimizer step ``step`` (from 0) of ``total``.
 
     The factor rises evenly over ``warmup_steps`` and reaches 1 at the last of them. Then it falls from 1 to
     ``final`` at the last step, or towards it in each period of a schedule with restarts.
@@ -47,7 +47,7 @@ def factor(settings: NamedSchedule, step: int, total: int) -> float:
 
 
 def _remaining(settings: Cosine | Linear | Polynomial | CosineRestarts | WSD, step: int, total: int) -> float:
-    """Return the remaining part, from 1 to 0, at step ``step`` of the ``total`` steps after warmup."""
+    """Returns the remaining part, from 1 to 0, at step ``step`` of the ``total`` steps after warmup."""
     done = min(step / max(total - 1, 1), 1.0)
     match settings:
         case Cosine():
@@ -65,7 +65,7 @@ def _remaining(settings: Cosine | Linear | Polynomial | CosineRestarts | WSD, st
 
 
 def _of_period(step: int, period: int, multiplier: int) -> float:
-    """Return the fraction of the current period that is over at ``step``.
+    """Returns the fraction of the current period that is over at ``step``.
 
     Each period is ``multiplier`` times as long as the one before.
     """
@@ -78,7 +78,7 @@ def _of_period(step: int, period: int, multiplier: int) -> float:
 
 
 def _stable(step: int, decay: int, shape: str) -> float:
-    """Return 1 before the last ``decay`` steps, and in these a value that falls to 0 at the last of them.
+    """Returns 1 before the last ``decay`` steps, and in these a value that falls to 0 at the last of them.
 
     ``step`` counts from 1 at the first of the ``decay`` steps.
     """
@@ -96,7 +96,7 @@ AGAIN = 1_000
 
 
 def build_own(settings: Target, allow: tuple[str, ...]) -> Callable[[int], float]:
-    """Return a function of the step (from 0) that calls the user's instance.
+    """Returns a function of the step (from 0) that calls the user's instance.
 
     Raises ``RequestError``; the function raises ``RunError`` if the value is not a factor.
     """
@@ -113,7 +113,7 @@ def build_own(settings: Target, allow: tuple[str, ...]) -> Callable[[int], float
 
 
 def problem(settings: Target, allow: tuple[str, ...], steps: int) -> Problem | None:
-    """Return the problem of the schedule at one of the ``steps``, if it has one.
+    """Returns the problem of the schedule at one of the ``steps``, if it has one.
 
     Raises ``RequestError`` if it cannot be built or called.
     """
@@ -149,7 +149,7 @@ def _made(settings: Target, allow: tuple[str, ...]) -> Callable[[int], object]:
 
 
 def _number(value: object) -> float | None:
-    """Return the value as a float if it is a factor: finite and at least 0."""
+    """Returns the value as a float if it is a factor: finite and at least 0."""
     try:
         number = float(value) if isinstance(value, Real) else nan
     except OverflowError:  # an int beyond all floats

@@ -27,7 +27,7 @@ class LocalShards(torch.optim.Optimizer):
     def __init__(
         self, build: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer], params: Sequence[nn.Parameter]
     ) -> None:
-        """Build ``inner``.
+        """Builds ``inner``.
 
         The base class is not initialized, because groups, state and hooks are those of ``inner``.
         """
@@ -37,7 +37,7 @@ class LocalShards(torch.optim.Optimizer):
         self.register_step_post_hook = self.inner.register_step_post_hook  # type: ignore[method-assign]
 
     def own(self, p: Tensor) -> Tensor:
-        """Return the piece of ``p``, or ``p`` itself if it is not trained."""
+        """Returns the piece of ``p``, or ``p`` itself if it is not trained."""
         return self._own.get(p, p)  # type: ignore[call-overload, no-any-return]
 
     @property
@@ -93,12 +93,12 @@ class TensorPieces:
         return self.layout.shape
 
     def axes(self, dims: Iterable[int] | None = None) -> tuple[str, ...]:
-        """Return the axes that split any of ``dims``, or any dim for ``None``; dims may be negative."""
+        """Returns the axes that split any of ``dims``, or any dim for ``None``; dims may be negative."""
         split = self.layout.split
         return tuple(axis for d in (range(len(split)) if dims is None else dims) for axis in split[d])
 
     def gather(self, piece: Tensor) -> Tensor:
-        """Gather the full tensor of which ``piece`` is this rank's piece; every rank calls this."""
+        """Gathers the full tensor of which ``piece`` is this rank's piece; every rank calls this."""
         axes = self.axes()
         if not axes:
             return piece
@@ -120,13 +120,13 @@ class TensorPieces:
         return out
 
     def mine(self, full: Tensor) -> Tensor:
-        """Return this rank's piece of ``full``; it shares memory."""
+        """Returns this rank's piece of ``full``; it shares memory."""
         box = self.layout.box(self.rank)
         assert box is not None, f"rank {self.rank} has nothing of {self.layout}"
         return cut(full, box)
 
     def _boxes(self, axes: Sequence[str]) -> list[Box]:
-        """Return the boxes in the order that gathering over ``axes`` gives: the last axis is outermost."""
+        """Returns the boxes in the order that gathering over ``axes`` gives: the last axis is outermost."""
         grid, here = self.layout.grid, self.layout.grid.coords(self.rank)
         out = []
         for places in product(*(range(grid[axis]) for axis in reversed(axes))):
@@ -140,7 +140,7 @@ class TensorPieces:
 def pieces_of(
     layouts: Mapping[nn.Parameter, Layout], rank: int, groups: Mapping[str, dist.ProcessGroup]
 ) -> dict[nn.Parameter, TensorPieces]:
-    """Return the ``TensorPieces`` of each parameter of ``rank``.
+    """Returns the ``TensorPieces`` of each parameter of ``rank``.
 
     ``groups`` has, for every axis, the ranks that differ from this one along it only.
     """
@@ -148,14 +148,14 @@ def pieces_of(
 
 
 def alone(t: Tensor) -> TensorPieces:
-    """Return the ``TensorPieces`` of a tensor that its rank has in full."""
+    """Returns the ``TensorPieces`` of a tensor that its rank has in full."""
     shape = tuple(t.shape)
     return TensorPieces(Layout(Grid(()), shape, ((),) * len(shape)), 0)
 
 
 @torch.no_grad()
 def add_up(terms: Iterable[tuple[TensorPieces, Iterable[int] | None, Tensor]]) -> None:
-    """Sum each tensor over the ranks that split its dims, in place.
+    """Sums each tensor over the ranks that split its dims, in place.
 
     A term is a sum over this rank's piece, along ``dims`` (``None`` for all). Terms over the same axes share
     a collective. Every rank with a piece calls this with the same number of terms, in the same order.

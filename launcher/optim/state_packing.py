@@ -19,7 +19,7 @@ GROUP = "param_group"
 
 
 def pack(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[str] = ()) -> dict[str, Tensor]:
-    """Return the state of a parameter as tensors by name.
+    """Returns the state of a parameter as tensors by name.
 
     Tensors are returned as they are and share memory with the state. Python's numbers, ``None``, lists and
     tuples become tensors without dims, whose names end in their type: ``step/int``, ``history/list`` (its
@@ -37,7 +37,7 @@ def pack(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[str] = 
 
 
 def unpackable(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[str] = ()) -> list[str]:
-    """Return ``key of type type`` of each value that ``pack`` leaves out."""
+    """Returns ``key of type type`` of each value that ``pack`` leaves out."""
     return [
         f"{key} of type {kind}"
         for key, value in _entries(optimizer, p, counters)
@@ -46,7 +46,7 @@ def unpackable(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[s
 
 
 def unpack(optimizer: torch.optim.Optimizer, p: Tensor, packed: Mapping[str, Tensor]) -> None:
-    """Restore the state of ``p``, and the values of its group, from the ``packed`` that ``pack`` returned."""
+    """Restores the state of ``p``, and the values of its group, from ``packed``, which ``pack`` returned."""
     at = _own(optimizer, p)
     state = _nested(packed)
     group = _group(optimizer, at)
@@ -58,13 +58,13 @@ def unpack(optimizer: torch.optim.Optimizer, p: Tensor, packed: Mapping[str, Ten
 
 
 def on_device(optimizer: torch.optim.Optimizer, p: Tensor) -> bool:
-    """Return true if step counters are on the device of ``p``, as in torch's fused and capturable steps."""
+    """Returns true if step counters are on the device of ``p``, as in torch's fused and capturable steps."""
     group = _group(optimizer, _own(optimizer, p))
     return bool(group.get("capturable") or group.get("fused"))
 
 
 def _own(optimizer: torch.optim.Optimizer, p: Tensor) -> Tensor:
-    """Return the tensor under which the optimizer knows ``p``."""
+    """Returns the tensor under which the optimizer knows ``p``."""
     return optimizer.own(p) if isinstance(optimizer, LocalShards) else p
 
 
@@ -83,7 +83,7 @@ def _entries(
 
 
 def _unstorable(key: Any, value: Any) -> str:
-    """Return the type of a value that checkpoints cannot store, or "".
+    """Returns the type of a value that checkpoints cannot store, or "".
 
     A key becomes part of a tensor's name in the checkpoint.
     """

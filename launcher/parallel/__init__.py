@@ -21,7 +21,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import names on first access: a planner that reads a model must not import FSDP2."""
+    """Imports names on first access: a planner that reads a model must not import FSDP2."""
     if name not in _HOMES:
         raise AttributeError(f"module 'launcher.parallel' has no attribute {name!r}")
     from importlib import import_module

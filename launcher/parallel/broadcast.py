@@ -73,13 +73,13 @@ def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_
 
 
 def _first_of_stage(grid: Grid, rank: int) -> int:
-    """Return the lowest rank of the stage of ``rank``; without stages, of all ranks."""
+    """Returns the lowest rank of the stage of ``rank``; without stages, of all ranks."""
     coords = grid.coords(rank)
     return grid.rank(**{axis: coords[axis] if axis == "pp" else 0 for axis in coords})
 
 
 def layouts(source: Any) -> dict[str, Layout]:
-    """Return layouts by name, from any form that ``parameter_broadcast`` takes. Raises ``TypeError``."""
+    """Returns layouts by name, from any form that ``parameter_broadcast`` takes. Raises ``TypeError``."""
     rows = getattr(source, "entries", source)
     grid = None
     if _is_file(rows):
@@ -96,14 +96,14 @@ def _grid(row: Mapping[str, Any]) -> Grid:
 
 
 def _is_file(rows: Any) -> bool:
-    """Return true if ``rows`` is the JSON of a strategy file of ours."""
+    """Returns true if ``rows`` is the JSON of a strategy file of ours."""
     if not isinstance(rows, Mapping):
         return False
     return all(isinstance(rows.get(part), Mapping) for part in ("tensors", "grid"))
 
 
 def _staged(layout: Layout) -> Layout:
-    """Return a layout in which every stage has its own copy, if the tensor is on all stages."""
+    """Returns a layout in which every stage has its own copy, if the tensor is on all stages."""
     if "pp" not in layout.grid.sizes or "pp" in (*dict(layout.at), *layout.axes):
         return layout
     return replace(layout, at=(("pp", tuple(range(layout.grid["pp"]))), *layout.at))
@@ -123,7 +123,7 @@ def _layout(name: str, row: Any, grid: Grid | None) -> Layout:
 
 
 def _check_alike(layout: Mapping[str, Layout], net: Net) -> None:
-    """Raise ``ValueError`` if replicas by ``layout`` have different pieces in ``net``.
+    """Raises ``ValueError`` if replicas by ``layout`` have different pieces in ``net``.
 
     The broadcast would overwrite these pieces.
     """
@@ -136,7 +136,7 @@ def _check_alike(layout: Mapping[str, Layout], net: Net) -> None:
 
 
 def _local_copies(net: nn.Module) -> dict[str, tuple[Tensor, ...]]:
-    """Return this rank's copies of every parameter and buffer, by first name and by their own names."""
+    """Returns this rank's copies of every parameter and buffer, by first name and by their own names."""
     own = {
         **dict(net.named_parameters(remove_duplicate=False)),
         **dict(net.named_buffers(remove_duplicate=False)),
@@ -147,7 +147,7 @@ def _local_copies(net: nn.Module) -> dict[str, tuple[Tensor, ...]]:
 
 @torch.no_grad()
 def share(local_tensors: Mapping[str, Sequence[Tensor]], layout: Mapping[str, Layout]) -> Sent:
-    """Broadcast each tensor to its replicas. All ranks call this with the same ``layout``.
+    """Broadcasts each tensor to its replicas. All ranks call this with the same ``layout``.
 
     ``local_tensors`` has this rank's copies of each tensor. Raises a ``RunError`` that names the tensors and
     ranks that are not bit-equal afterwards.
@@ -178,7 +178,7 @@ def share(local_tensors: Mapping[str, Sequence[Tensor]], layout: Mapping[str, La
 
 
 def _alike(layout: Mapping[str, Layout]) -> dict[tuple[tuple[int, ...], ...], list[str]]:
-    """Return tensor names by the groups of ranks that hold copies; every rank gets the same order."""
+    """Returns tensor names by the groups of ranks that hold copies; every rank gets the same order."""
     along: dict[tuple[Grid, tuple[str, ...]], list[str]] = {}
     for name, lay in layout.items():
         along.setdefault((lay.grid, _axes(lay)), []).append(name)
@@ -192,7 +192,7 @@ def _alike(layout: Mapping[str, Layout]) -> dict[tuple[tuple[int, ...], ...], li
 
 
 def _axes(layout: Layout) -> tuple[str, ...]:
-    """Return the axes along which the tensor is replicated."""
+    """Returns the axes along which the tensor is replicated."""
     pinned = {axis for axis, _ in layout.at}
     return tuple(a for a, n in layout.grid.axes if n > 1 and a not in pinned and a not in layout.axes)
 
@@ -212,7 +212,7 @@ def _batches(tensors: Mapping[str, Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _send(batch: list[Tensor], group: dist.ProcessGroup) -> int:
-    """Broadcast the batch as one tensor of bytes, and return their number.
+    """Broadcasts the batch as one tensor of bytes, and returns their number.
 
     gloo supports few dtypes, and -0.0 must stay -0.0.
     """
@@ -230,7 +230,7 @@ def _bytes(t: Tensor) -> Tensor:
 
 
 def _differing(tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> list[str]:
-    """Return the names and ranks of unequal tensors, by a 64-bit digest of each tensor."""
+    """Returns the names and ranks of unequal tensors, by a 64-bit digest of each tensor."""
     own = {n: xxhash.xxh3_64_hexdigest(_bytes(t).cpu().numpy().tobytes()) for n, t in tensors.items()}
     bodies = byte_collectives.all_gather(json.dumps(own).encode(), group)
     every: list[dict[str, str]] = [json.loads(body) for body in bodies]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def all_gather(body: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
-    """Return the ``body`` of every rank of ``group``; all of its ranks call this."""
+    """Returns the ``body`` of every rank of ``group``; all of its ranks call this."""
     lengths, most = _lengths(body, group)
     if not most:
         return [b""] * len(lengths)
@@ -23,7 +23,7 @@ def all_gather(body: bytes, group: dist.ProcessGroup | None = None) -> list[byte
 
 
 def gather(body: bytes) -> list[bytes] | None:
-    """Return the ``body`` of every rank on rank 0, and ``None`` on the others; all ranks call this."""
+    """Returns the ``body`` of every rank on rank 0, and ``None`` on the others; all ranks call this."""
     lengths, most = _lengths(body, None)
     first = dist.get_rank() == 0
     if not most:
@@ -35,7 +35,7 @@ def gather(body: bytes) -> list[bytes] | None:
 
 
 def broadcast(body: bytes) -> bytes:
-    """Return the ``body`` of rank 0; all ranks call this."""
+    """Returns the ``body`` of rank 0; all ranks call this."""
     length = torch.tensor([len(body)], device=_device(None))
     dist.broadcast(length, 0)
     if not int(length):
@@ -46,13 +46,13 @@ def broadcast(body: bytes) -> bytes:
 
 
 def send(body: bytes, rank: int) -> None:
-    """Send ``body`` to one ``rank``, which calls ``recv``."""
+    """Sends ``body`` to one ``rank``, which calls ``recv``."""
     dist.send(torch.tensor([len(body)], device=_device(None)), rank)
     dist.send(_padded(body, len(body), None), rank)
 
 
 def recv(rank: int) -> bytes:
-    """Return the bytes that ``rank`` sends with ``send``."""
+    """Returns the bytes that ``rank`` sends with ``send``."""
     length = torch.tensor([0], device=_device(None))
     dist.recv(length, rank)
     body = _padded(b"", int(length), None)
@@ -61,7 +61,7 @@ def recv(rank: int) -> bytes:
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:
-    """Return the device of a collective's tensors: the CPU, if the group has a backend for it."""
+    """Returns the device of a collective's tensors: the CPU, if the group has a backend for it."""
     backends = dist.get_backend_config(group)
     if "cpu:" in backends:
         return torch.device("cpu")
@@ -69,7 +69,7 @@ def _device(group: dist.ProcessGroup | None) -> torch.device:
 
 
 def _lengths(body: bytes, group: dist.ProcessGroup | None) -> tuple[list[int], int]:
-    """Return the length of every rank's bytes, and the largest."""
+    """Returns the length of every rank's bytes, and the largest."""
     mine = torch.tensor([len(body)], device=_device(group))
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(every, mine, group)

@@ -34,14 +34,14 @@ _log = logging.getLogger(__name__)
 
 
 def backends() -> tuple[str, ...]:
-    """Return the names of torch's compiler backends, and of those that installed packages add."""
+    """Returns the names of torch's compiler backends, and of those that installed packages add."""
     from torch._dynamo import list_backends  # takes a second
 
     return tuple(list_backends(exclude_tags=()))
 
 
 def compile_modules(parts: Iterable[StagePart], plan: Compilation | None, axis: Axis) -> CompileTimes | None:
-    """Replace the forward of each module that the plan compiles with a compiled forward.
+    """Replaces the forward of each module that the plan compiles with a compiled forward.
 
     FSDP2 hooks modules, not forwards: its gathers and reductions stay outside of every graph.
     """
@@ -62,7 +62,7 @@ def compile_modules(parts: Iterable[StagePart], plan: Compilation | None, axis: 
 
 
 def _modules(part: StagePart, plan: Compilation) -> dict[str, nn.Module]:
-    """Return the modules to compile that ``part`` runs.
+    """Returns the modules to compile that ``part`` runs.
 
     A module that only contains modules of the stage has a name in ``part`` too, but the stage never runs it.
     """
@@ -74,7 +74,7 @@ def _modules(part: StagePart, plan: Compilation) -> dict[str, nn.Module]:
 
 
 def _configure(modules: int, axis: Axis) -> None:
-    """Set torch's options for the entire process."""
+    """Sets torch's options for the entire process."""
     from torch._dynamo import config as dynamo
     from torch._inductor import config as inductor
 
@@ -84,7 +84,7 @@ def _configure(modules: int, axis: Axis) -> None:
 
 
 def tracing(modules: int, tp: int) -> dict[str, Any]:
-    """Return torch's options for tracing so many ``modules``, whose operators are split over ``tp`` ranks."""
+    """Returns torch's options for tracing so many ``modules``, with operators split over ``tp`` ranks."""
     from torch._dynamo import config
 
     # blocks of one class share one list of graphs, and each may need its own graph
@@ -101,7 +101,7 @@ def tracing(modules: int, tp: int) -> dict[str, Any]:
 def _compiled(
     module: nn.Module, name: str, plan: Compilation, times: CompileTimes, axis: Axis
 ) -> Callable[..., Any]:
-    """Return the compiled forward of ``module``."""
+    """Returns the compiled forward of ``module``."""
     outer = module.forward
     compiled = _graph(traceable(module), plan)
     if isinstance(outer, RecomputedForward) and not outer.recomputed.keep:
@@ -120,12 +120,12 @@ def _graph(run: Callable[..., Any], plan: Compilation) -> Callable[..., Any]:
 def compile_loss(
     loss: Callable[..., Any], plan: Compilation, times: CompileTimes, axis: Axis
 ) -> Callable[..., Any]:
-    """Compile ``loss`` of one micro batch as one graph, which writes no float32 copy of its logits."""
+    """Compiles ``loss`` of one micro batch as one graph, which writes no float32 copy of its logits."""
     return CompiledForward(LOSS, loss, _graph(loss, plan), plan, times, axis)
 
 
 def traceable(module: nn.Module) -> Callable[..., Any]:
-    """Return the forward of ``module`` for torch to compile; adapts its recomputed submodules in place.
+    """Returns the forward of ``module`` for torch to compile; adapts its recomputed submodules in place.
 
     If the module itself is recomputed, its full graph is recomputed; the results to keep are chosen
     among the graph's operations.
@@ -197,7 +197,7 @@ class _Either:
 
 
 def _again(forward: RecomputedForward) -> Callable[..., Any]:
-    """Return a recomputed forward that torch can compile: the graph of the backward begins by running it.
+    """Returns a recomputed forward that torch can compile: the graph of the backward begins by running it.
 
     Unlike ``RecomputedForward``, a graph does not check if inputs are changed in place.
     """
@@ -219,7 +219,7 @@ def _again(forward: RecomputedForward) -> Callable[..., Any]:
 
 
 def cause(error: BaseException) -> str:
-    """Return the first line of the message, and the next one if the first ends in a colon."""
+    """Returns the first line of the message, and the next one if the first ends in a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
@@ -269,7 +269,7 @@ class CompileTimes:
         _log.debug("compiled %s in %.2f s (%s)", module, seconds, compilation.callback_trigger.name.lower())
 
     def summary(self) -> str:
-        """Return a line on all compilations so far."""
+        """Returns a line on all compilations so far."""
         each = ", ".join(f"{module or 'the stage'} {n:.1f} s" for module, n in self.seconds.items())
         text = f"{many(sum(self.graphs.values()), 'graph')} in {sum(self.seconds.values()):.1f} s"
         alike = len(self.called - self.seconds.keys())
@@ -280,7 +280,7 @@ class CompileTimes:
 def graph_breaks(
     model: nn.Module, plan: Compilation, modules: Iterable[str], inputs: Sequence[torch.Tensor], tp: int
 ) -> dict[str, str]:
-    """Return those of ``modules`` that torch cannot compile to one graph for ``inputs``, with the reasons.
+    """Returns those of ``modules`` that torch cannot compile to one graph for ``inputs``, with the reasons.
 
     Operators are split over ``tp`` ranks. ``model`` must not be used afterwards.
     """

@@ -16,7 +16,7 @@ AT_ONCE = 64 << 20
 
 
 def state_of(weight: torch.Tensor) -> tuple[int, int]:
-    """Return numbers that change when a module writes to the weight or replaces its memory.
+    """Returns numbers that change when a module writes to the weight or replaces its memory.
 
     A write through ``weight.data`` does not change them.
     """
@@ -45,7 +45,7 @@ class LostChanges:
     differences: list[tuple[tuple[int, ...], torch.Tensor]] = field(default_factory=list)
 
     def note(self, stored: torch.Tensor, used: torch.Tensor, before: tuple[int, int]) -> None:
-        """Compare the weight ``used`` by a module with ``stored``, and with its ``state_of`` ``before``."""
+        """Compares the weight ``used`` by a module with ``stored``, and with its ``state_of`` ``before``."""
         if used.requires_grad != stored.requires_grad:
             self.toggled.add(id(stored))
         if state_of(used) != before:
@@ -53,7 +53,7 @@ class LostChanges:
 
     @torch.no_grad()
     def compare(self, pieces: Sequence[Used]) -> None:
-        """Compare values, to find writes through ``weight.data``.
+        """Compares values, to find writes through ``weight.data``.
 
         Values that are NaN in both count as equal: the loss shows them.
         """
@@ -72,7 +72,7 @@ class LostChanges:
             self.differences.append((tuple(id(p.stored) for p in some), largest_differences(copies, kept)))
 
     def differ(self, weights: Sequence[torch.Tensor], before: torch.Tensor, after: torch.Tensor) -> None:
-        """Note the ``weights`` whose digests ``before`` and ``after`` differ."""
+        """Notes the ``weights`` whose digests ``before`` and ``after`` differ."""
         ids, changed = tuple(map(id, weights)), before != after
         if changed.device.type == "cpu":
             self.overwritten.update(i for i, differs in zip(ids, changed.tolist(), strict=True) if differs)
@@ -80,20 +80,20 @@ class LostChanges:
             self.differences.append((ids, changed.double()))
 
     def largest(self) -> torch.Tensor | None:
-        """Return the largest of the ``differences`` (fp64, 0-d, on their device); ``None`` without any."""
+        """Returns the largest of the ``differences`` (fp64, 0-d, on their device); ``None`` without any."""
         if not self.differences:
             return None
         return torch.cat([apart.double() for _, apart in self.differences]).max()
 
     def settle(self, any_differs: bool) -> None:
-        """Clear ``differences``; if ``any_differs``, first note the weights that differ."""
+        """Clears ``differences``; if ``any_differs``, first note the weights that differ."""
         for ids, apart in self.differences if any_differs else ():
             self.overwritten.update(i for i, d in zip(ids, apart.tolist(), strict=True) if d > 0)
         self.differences.clear()
 
 
 def largest_differences(ones: list[torch.Tensor], others: list[torch.Tensor]) -> torch.Tensor:
-    """Return for each pair of tensors the largest difference of two values; NaN and infinity do not hide it.
+    """Returns for each pair of tensors the largest difference of two values; NaN and infinity do not hide it.
 
     A value that is NaN in only one of the two counts as equal too: the loss shows it.
     """

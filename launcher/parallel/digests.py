@@ -16,7 +16,7 @@ COLUMNS = 1021
 
 @torch.no_grad()
 def digests(tensors: Sequence[Tensor]) -> Tensor:
-    """Return one digest per tensor (int64, 1-d, on their device); it depends on the bytes and their order.
+    """Returns one digest per tensor (int64, 1-d, on their device); it depends on the bytes and their order.
 
     On a CPU a digest is a hash. On other devices it is a sum, for which the CPU does not wait.
     """
@@ -26,14 +26,14 @@ def digests(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def weighted_sums(tensors: Sequence[Tensor]) -> Tensor:
-    """Return for each tensor the sum of its numbers as integers, each multiplied by its position's weight."""
+    """Returns for each tensor the sum of its numbers as integers, each times the weight of its position."""
     columns = torch.stack([_columns(_integers(t)) for t in tensors])
     return (columns * _weights(columns.device)).sum(1)
 
 
 @cache
 def _weights(device: torch.device) -> Tensor:
-    """Return a random weight for each column, the same in every process.
+    """Returns a random weight for each column, the same in every process.
 
     With consecutive weights, such as 1, 2, 3, changes of several numbers would often cancel each other.
     """
@@ -42,7 +42,7 @@ def _weights(device: torch.device) -> Tensor:
 
 
 def _columns(numbers: Tensor) -> Tensor:
-    """Return the sum of each column of ``numbers`` in rows of ``COLUMNS``; the last row may be shorter."""
+    """Returns the sum of each column of ``numbers`` in rows of ``COLUMNS``; the last row may be shorter."""
     rest = len(numbers) % COLUMNS
     out = numbers[: len(numbers) - rest].view(-1, COLUMNS).sum(0, dtype=torch.int64)
     out[:rest] += numbers[len(numbers) - rest :]

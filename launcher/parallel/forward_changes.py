@@ -35,7 +35,7 @@ class ForwardChanges:
 
     @contextmanager
     def watching_stages(self) -> Iterator[None]:
-        """Compare ``direct`` before and after the forwards and backwards of a step, which run inside.
+        """Compares ``direct`` before and after the forwards and backwards of a step, which run inside.
 
         autograd refuses a backward after a write in place, but not after a write through ``weight.data``.
         """
@@ -52,7 +52,7 @@ class ForwardChanges:
         return bool(self.statistics.apart) or any(noted.differences for noted in self._noted)
 
     def any_difference(self) -> torch.Tensor:
-        """Return a number (fp64, 0-d) that is positive if a comparison on a device found a difference.
+        """Returns a number (fp64, 0-d) that is positive if a comparison on a device found a difference.
 
         It stays on the device, so that it can be copied to the CPU together with other numbers.
         """
@@ -61,7 +61,7 @@ class ForwardChanges:
         return torch.stack(each).max() if each else torch.zeros((), dtype=torch.float64)
 
     def take(self, any_difference: bool) -> str:
-        """Return a message with the changes and the way out, or "", and clear the comparisons of devices.
+        """Returns a message with the changes and the way out, or "", and clears the comparisons of devices.
 
         ``any_difference`` tells whether the result of the method of that name is positive; if it is, this
         waits for the device.
@@ -89,12 +89,12 @@ class ForwardChanges:
         return (self.own, *self.copies)
 
     def _overwritten(self) -> list[str]:
-        """Return the parameters whose values have changed."""
+        """Returns the parameters whose values have changed."""
         lost = set[int]().union(*(noted.overwritten for noted in self._noted))
         return [placed.name for placed, t in self.parameters if id(t) in lost]
 
     def _toggled(self) -> list[str]:
-        """Return the parameters whose ``requires_grad`` has changed: on a copy or, in a pipeline, on any."""
+        """Returns the parameters whose ``requires_grad`` has changed: on a copy or, in a pipeline, on any."""
         lost = set[int]().union(*(noted.toggled for noted in self._noted))
         return [
             placed.name
@@ -110,7 +110,7 @@ def forward_changes(
     copies: Sequence[LostChanges],
     statistics: Statistics,
 ) -> ForwardChanges:
-    """Return the ``ForwardChanges`` that watch the tensors ``named``.
+    """Returns the ``ForwardChanges`` that watch the tensors ``named``.
 
     ``copied`` are the parameters that a step uses through a half-precision copy. Parameters that the forward
     changed during planning are not watched, because the plan accounts for them.

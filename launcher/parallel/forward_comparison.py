@@ -37,7 +37,7 @@ Change = Callable[[nn.Module], nn.Module]
 
 
 def traced_difference(model: nn.Module, leaves: frozenset[str], inputs: Sequence[Tensor]) -> str:
-    """Return the first difference between the traced forward and the model's own: a value or an exception.
+    """Returns the first difference between the traced forward and the model's own: a value or an exception.
 
     Return "" if there is none, and also if the model is too large to run, is not deterministic, or fails on
     the sample values. ``inputs`` are on meta; their number of samples does not matter.
@@ -54,7 +54,7 @@ def traced_difference(model: nn.Module, leaves: frozenset[str], inputs: Sequence
 def not_repeatable(
     model: nn.Module, recomputed: Sequence[Recomputed], inputs: Sequence[Tensor]
 ) -> dict[str, str]:
-    """Return the ``recomputed`` modules that cannot be recomputed, and why.
+    """Returns the ``recomputed`` modules that cannot be recomputed, and why.
 
     Recomputing them would fail in the second step, or give results that differ from the model's. ``inputs``
     are as for ``traced_difference``. If only several together make a difference, all are returned.
@@ -88,7 +88,7 @@ def _comparable(model: nn.Module, inputs: Sequence[Tensor]) -> bool:
 
 @contextmanager
 def _trial(model: nn.Module) -> Iterator[None]:
-    """Enter the state in which ranks run a forward, and restore the process's own afterwards.
+    """Enters the state in which ranks run a forward, and restores the process's own afterwards.
 
     Suppresses what the user's code raises for drawn values: other checks judge the forward.
     """
@@ -104,7 +104,7 @@ def _samples(inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _own(model: nn.Module, inputs: Sequence[Tensor], steps: int) -> dict[str, Tensor] | None:
-    """Return the model's own results; ``None`` if two equal runs differ."""
+    """Returns the model's own results; ``None`` if two equal runs differ."""
     own, again = (_results(model, inputs, steps, lambda m: m) for _ in range(2))
     return None if _first_difference(own, again) else own
 
@@ -123,7 +123,7 @@ def _difference(
 
 
 def _results(model: nn.Module, inputs: Sequence[Tensor], steps: int, change: Change) -> dict[str, Tensor]:
-    """Return the outputs of a changed copy of ``model`` in each step, and its sums of gradients."""
+    """Returns the outputs of a changed copy of ``model`` in each step, and its sums of gradients."""
     out: dict[str, Tensor] = {}
     with put_back(files_of(model)), streams_kept(), default_dtype(RUNNING):  # draws depend on this dtype
         torch.manual_seed(1)

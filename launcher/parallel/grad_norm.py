@@ -20,12 +20,12 @@ class Norm:
     copies: tuple[torch.Tensor, ...]
 
     def squared(self) -> torch.Tensor:
-        """Return this rank's term of the squared global norm (fp64, 0-d, CPU); the norm sums over ranks."""
+        """Returns this rank's term of the squared global norm (fp64, 0-d, CPU); the norm sums over ranks."""
         return self.squared_beside(torch.zeros((), dtype=torch.float64))[1]
 
     @torch.no_grad()
     def squared_beside(self, number: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``number`` (fp64, 0-d or 1-d) and the result of ``squared``, in one copy from device to CPU.
+        """Returns ``number`` (fp64, 0-d or 1-d) and the result of ``squared``, in one copy to the CPU.
 
         It is the only copy of a step. Apart from it the CPU waits for the device only if a gradient is
         missing, to learn whether it is missing on all ranks.
@@ -45,7 +45,7 @@ class Norm:
 
     @torch.no_grad()
     def clip(self, norm: float, limit: float | None, loss_scale: float = 1.0) -> None:
-        """Scale every gradient so that the global ``norm`` is at most ``limit``, as ``clip_grad_norm_`` does.
+        """Scales all gradients so that the global ``norm`` is at most ``limit``, as ``clip_grad_norm_`` does.
 
         ``norm`` is the norm of the gradients after division by ``loss_scale``; this also divides them.
         """
@@ -58,7 +58,7 @@ class Norm:
 
 
 def build(model: ParallelModel) -> Norm:
-    """Return the ``Norm`` of the gradients of ``model`` on this rank."""
+    """Returns the ``Norm`` of the gradients of ``model`` on this rank."""
     pieces = []
     for placed, t in model.named():
         box = placed.layout.box(model.meshes.rank)
@@ -81,14 +81,14 @@ class OwnGradients:
 
     @torch.no_grad()
     def see(self, names: Sequence[str], grads: Sequence[torch.Tensor]) -> None:
-        """Add the squared norms of ``grads``, computed in fp64 as the global norm is."""
+        """Adds the squared norms of ``grads``, computed in fp64 as the global norm is."""
         norms = torch._foreach_norm([local(g) for g in grads], 2, torch.float64)
         for name, n in zip(names, norms, strict=True):
             square = n.square()
             self.squares[name] = self.squares[name] + square if name in self.squares else square
 
     def see_unsharded(self) -> None:
-        """Add the squared norms of unsharded parameters.
+        """Adds the squared norms of unsharded parameters.
 
         Call it after a step's last backward, before their gradients are summed over ranks.
         """
@@ -101,7 +101,7 @@ class OwnGradients:
             self.see(*zip(*has, strict=True))
 
     def take(self, scale: float) -> dict[str, float]:
-        """Return each norm of the step times ``scale``, in the plan's order, and reset all."""
+        """Returns each norm of the step times ``scale``, in the plan's order, and reset all."""
         squares = {n: self.squares[n] for n, _ in self.model.trainable() if n in self.squares}
         self.squares.clear()
         if not squares:
@@ -111,7 +111,7 @@ class OwnGradients:
 
 
 def watch(model: ParallelModel) -> OwnGradients:
-    """Measure the gradients of ``model`` from now on."""
+    """Measures the gradients of ``model`` from now on."""
     own = OwnGradients(model)
     names = {id(p): n for n, p in model.trainable()}
 

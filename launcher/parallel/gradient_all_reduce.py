@@ -23,19 +23,19 @@ class Bucketed:
     dtype: torch.dtype | None = None
 
     def reduce(self) -> None:
-        """Sum the gradients over the group."""
+        """Sums the gradients over the group."""
         all_reduce_gradients(self.tensors, self.group, self.dtype)
 
 
 def tensor_parallel_buckets(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
-    """Return the buckets of ``part`` that are summed over ``tp``: each rank has a term of these gradients."""
+    """Returns the buckets of ``part`` that are summed over ``tp``: each rank has a term."""
     mine = {p.name: t for p, _, t in part.named(plan.params)}
     own = [b for b in plan.sums if b.stage == part.stage.index]
     return [Bucketed(tuple(mine[n] for n in b.names), meshes.tp) for b in own]
 
 
 def data_parallel_buckets(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
-    """Return the data-parallel buckets of ``part``."""
+    """Returns the data-parallel buckets of ``part``."""
     mine = {p.name: t for p, _, t in part.named(plan.params)}
     own = [b for b in plan.buckets if b.stage == part.stage.index]
     assert meshes.dp is not None or not own, "buckets without replicas"
@@ -47,7 +47,7 @@ def data_parallel_buckets(part: StagePart, plan: Plan, meshes: Meshes) -> list[B
 def all_reduce_gradients(
     tensors: tuple[torch.Tensor, ...], group: dist.ProcessGroup | None, dtype: torch.dtype | None = None
 ) -> None:
-    """Sum the local gradients of ``tensors`` over ``group`` in one collective, in ``dtype``.
+    """Sums the local gradients of ``tensors`` over ``group`` in one collective, in ``dtype``.
 
     The gradients have one dtype. A missing gradient counts as zero. If it is missing on every rank, it stays
     missing, because the optimizer must not decay that parameter.

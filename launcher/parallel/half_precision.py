@@ -11,7 +11,7 @@ from launcher.plan.plan import Plan
 
 
 def cast_weights(model: nn.Module, compute: str) -> None:
-    """Cast a full model's weights in place, except those of modules with running statistics."""
+    """Casts a full model's weights in place, except those of modules with running statistics."""
     known = skeleton(model)
     kept = full_precision_names(known)
     own = dict(model.named_parameters(remove_duplicate=False))
@@ -21,7 +21,7 @@ def cast_weights(model: nn.Module, compute: str) -> None:
 
 
 def cast_frozen_weights(model: nn.Module, plan: Plan) -> None:
-    """Cast in place the frozen weights that the plan stores in fewer bits than their constructor does."""
+    """Casts in place the frozen weights that the plan stores in fewer bits than their constructor does."""
     own = dict(model.named_parameters(remove_duplicate=False))
     for p in plan.params:
         if not p.trainable and not p.buffer:
@@ -29,7 +29,7 @@ def cast_frozen_weights(model: nn.Module, plan: Plan) -> None:
 
 
 def with_cast_weights(model: nn.Module, compute: str) -> nn.Module:
-    """Return a copy of ``model`` that computes in ``compute``."""
+    """Returns a copy of ``model`` that computes in ``compute``."""
     model = copied(model)
     cast_weights(model, compute)
     return model

@@ -9,12 +9,12 @@ from launcher.plan.values.layout import Box
 
 
 def local(t: Tensor) -> Tensor:
-    """Return this rank's shard of a DTensor, or the plain tensor itself; the result shares its memory."""
+    """Returns this rank's shard of a DTensor, or the plain tensor itself; the result shares its memory."""
     return t.to_local() if isinstance(t, DTensor) else t
 
 
 def grad(p: Tensor) -> Tensor | None:
-    """Return this rank's piece of the gradient, with the placements of the parameter, or ``None``.
+    """Returns this rank's piece of the gradient, with the placements of the parameter, or ``None``.
 
     After tensor parallelism a gradient's placements can differ from its parameter's.
     """
@@ -25,7 +25,7 @@ def grad(p: Tensor) -> Tensor | None:
 
 
 def cut(full: Tensor, box: Box) -> Tensor:
-    """Return the part of ``full`` inside ``box``; it shares memory."""
+    """Returns the part of ``full`` inside ``box``; it shares memory."""
     for dim, (a, b) in enumerate(zip(box.lo, box.hi, strict=True)):
         full = full.narrow(dim, a, b - a)
     return full

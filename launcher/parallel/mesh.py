@@ -46,7 +46,7 @@ class Meshes:
 
 
 def build(grid: Grid, device: str, tied: Iterable[Tie], apart: bool = False) -> Meshes:
-    """Make all process groups.
+    """Makes all process groups.
 
     Every rank calls this with the same arguments: all ranks make each group, in one order.
 
@@ -81,7 +81,7 @@ def build(grid: Grid, device: str, tied: Iterable[Tie], apart: bool = False) -> 
 
 
 def mine(rank: int, rows: Iterable[tuple[int, ...]]) -> dist.ProcessGroup | None:
-    """Make one group per distinct row, and return the one that contains ``rank``."""
+    """Makes one group per distinct row, and returns the one that contains ``rank``."""
     own = None
     for ranks in dict.fromkeys(rows):
         group = dist.new_group(list(ranks))
@@ -91,7 +91,7 @@ def mine(rank: int, rows: Iterable[tuple[int, ...]]) -> dist.ProcessGroup | None
 
 
 def flags(each: Sequence[bool], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Return ones and zeros, filled on ``device``: copying a list to it would make the CPU wait."""
+    """Returns ones and zeros, filled on ``device``: copying a list to it would make the CPU wait."""
     out = torch.ones(len(each), device=device, dtype=dtype)
     for i, one in enumerate(each):
         if not one:
@@ -100,5 +100,5 @@ def flags(each: Sequence[bool], device: torch.device, dtype: torch.dtype) -> tor
 
 
 def to_host(t: torch.Tensor) -> torch.Tensor:
-    """Return ``t`` on the CPU, which waits for all earlier work of its device."""
+    """Returns ``t`` on the CPU, which waits for all earlier work of its device."""
     return t.cpu()

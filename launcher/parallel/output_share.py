@@ -27,11 +27,11 @@ class OutputShare:
         return () if self.classes is None else (self.classes,)
 
     def targets(self, full: Tensor) -> Tensor:
-        """Return the targets of this rank's part of the output, taken from a micro batch's targets."""
+        """Returns the targets of this rank's part of the output, taken from a micro batch's targets."""
         return full
 
 
 def output_share(plan: Plan, axis: Axis, rank: int) -> OutputShare:
-    """Return the share of the output in training; ``rank`` is the number on ``axis``, the axis ``tp``."""
+    """Returns the share of the output in training; ``rank`` is the number on ``axis``, the axis ``tp``."""
     cut = plan.operators.output is not None
     return OutputShare(axis if cut else None, counts=rank == 0)  # the ranks of tp compute the same loss

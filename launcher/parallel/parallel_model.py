@@ -59,7 +59,7 @@ class Blueprint:
 def blueprint(
     model: nn.Module, full_tensor: FullTensorOf, plan: Plan, inputs: tuple[TensorSpec, ...]
 ) -> Blueprint:
-    """Turn ``model`` (on the meta device) into what a rank of ``tp`` runs, and return its blueprint."""
+    """Turns ``model`` (on the meta device) into what a rank of ``tp`` runs, and returns its blueprint."""
     axis = spread(model, plan)
     install(model, plan.recomputed, axis)
     cast_frozen_weights(model, plan)
@@ -87,12 +87,12 @@ class ParallelModel:
     weights: list[matrices.Weights] = field(default_factory=list)
 
     def train(self) -> None:
-        """Set training mode, as ``model.train()`` of the full model sets it for the modules of this rank."""
+        """Sets training mode, as ``model.train()`` of the full model sets it for the modules of this rank."""
         self.modes.switch((p.module for p in self.parts), training=True)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Set evaluation mode, and training mode on exit, as a loop does around a validation."""
+        """Sets evaluation mode, and training mode on exit, as a loop does around a validation."""
         self.modes.switch((p.module for p in self.parts), training=False)
         try:
             yield
@@ -100,11 +100,11 @@ class ParallelModel:
             self.train()
 
     def named(self) -> list[tuple[Placed, torch.Tensor]]:
-        """Return this rank's tensors, the first copy of each, in the plan's order."""
+        """Returns this rank's tensors, the first copy of each, in the plan's order."""
         return named(self.parts, self.plan)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        """Return every copy of every trainable parameter, for the optimizer.
+        """Returns every copy of every trainable parameter, for the optimizer.
 
         A second copy's name ends in ``@stage``.
         """
@@ -129,7 +129,7 @@ class ParallelModel:
         return frozenset(p.name for p in self.plan.params)
 
     def param_groups(self) -> list[tuple[ParamGroup, list[tuple[str, nn.Parameter]]]]:
-        """Return the trainable parameters by the plan's groups, without those that are empty on this rank."""
+        """Returns the trainable parameters by the plan's groups, without those that this rank has none of."""
         at = {name: i for i, group in enumerate(self.plan.param_groups) for name in group.names}
         by_group: dict[int, list[tuple[str, nn.Parameter]]] = {}
         for name, p in self.trainable():
@@ -137,17 +137,17 @@ class ParallelModel:
         return [(self.plan.param_groups[i], by_group[i]) for i in sorted(by_group)]
 
     def layouts(self) -> dict[nn.Parameter, Layout]:
-        """Return the layout of each trainable parameter."""
+        """Returns the layout of each trainable parameter."""
         placed = {p.name: p.layout for p in self.plan.params}
         return {p: placed[self.first_name(name)] for name, p in self.trainable()}
 
     def first_name(self, name: str) -> str:
-        """Return the plan's name for a name of ``trainable``; names of modules may contain an @ too."""
+        """Returns the plan's name for a name of ``trainable``; names of modules may contain an @ too."""
         return name if name in self._names else name.rpartition("@")[0]
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Wrap all forwards and backwards: weights are gathered, in the dtype of the computation."""
+        """Wraps all forwards and backwards: weights are gathered, in the dtype of the computation."""
         self.prefetch.start()
         for order in self.orders:
             order.compares = torch.is_grad_enabled()
@@ -178,14 +178,14 @@ class ParallelModel:
 
 
 def named(parts: list[StagePart], plan: Plan) -> list[tuple[Placed, torch.Tensor]]:
-    """Return the tensors of a rank's ``parts``, the first copy of each, in the plan's order."""
+    """Returns the tensors of a rank's ``parts``, the first copy of each, in the plan's order."""
     later_first = reversed(parts)  # so that the first copy overwrites later ones
     by_name = {p.name: (p, t) for part in later_first for p, _, t in part.named(plan.params)}
     return [by_name[p.name] for p in plan.params if p.name in by_name]
 
 
 def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.device) -> ParallelModel:
-    """Turn the model of a blueprint into this rank's stages, with values in place.
+    """Turns the model of a blueprint into this rank's stages, with values in place.
 
     The blueprint must not be used afterwards.
     """

@@ -13,7 +13,7 @@ from launcher.plan.values.layout import Box
 
 
 def check(parts: list[StagePart], plan: Plan, rank: int) -> None:
-    """Compare every local tensor with the plan. Raises ``AssertionError``: a difference is a bug of ours."""
+    """Compares every local tensor with the plan. Raises ``AssertionError``: a difference is a bug of ours."""
     planned = {s.index for s in plan.stages_of(plan.sizes.grid.coords(rank)["pp"])}
     stages = [p.stage.index for p in parts]
     assert set(stages) == planned, f"rank {rank} runs stages {stages}, planned {planned}"
@@ -43,7 +43,7 @@ def check(parts: list[StagePart], plan: Plan, rank: int) -> None:
 
 
 def local_box(t: torch.Tensor) -> Box:
-    """Return the box of the full tensor that this rank has.
+    """Returns the box of the full tensor that this rank has.
 
     It begins where torch's chunking puts it, and has the size of the local tensor.
     """

@@ -20,7 +20,7 @@ CURE = "sort the set, or start all ranks with the same PYTHONHASHSEED"
 
 
 def check_agreement(parts: list[StagePart], full_tensor: FullTensorOf) -> None:
-    """Compare the traced code and the initial tensors of all ranks. Every rank calls this.
+    """Compares the traced code and the initial tensors of all ranks. Every rank calls this.
 
     Raises ``RunError`` if weights would start from different values, or stages would not fit together.
     """
@@ -42,7 +42,7 @@ def check_agreement(parts: list[StagePart], full_tensor: FullTensorOf) -> None:
 
 
 def _same_numbers(made: dict[str, str], full_tensor: FullTensorOf) -> None:
-    """Compare the values of tensors whose construction differs between ranks.
+    """Compares the values of tensors whose construction differs between ranks.
 
     The values may still be equal: a rank may have read from a cache what another one has computed.
     """
@@ -65,5 +65,5 @@ def _digest(full_tensor: FullTensorOf, name: str) -> str:
 
 
 def _gathered(mine: Any) -> list[Any]:
-    """Return the value of every rank, through JSON."""
+    """Returns the value of every rank, through JSON."""
     return [json.loads(body) for body in byte_collectives.all_gather(json.dumps(mine).encode())]

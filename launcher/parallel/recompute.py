@@ -31,7 +31,7 @@ NO_HOOKS = "don't yet support saved tensor hooks"
 
 
 def install(model: nn.Module, recomputed: Iterable[Recomputed], axis: Axis) -> None:
-    """Wrap the forward of each module that the plan recomputes."""
+    """Wraps the forward of each module that the plan recomputes."""
     for r in recomputed:
         module = model.get_submodule(r.module)
         forward = RecomputedForward(module, module.forward, r, axis)
@@ -82,7 +82,7 @@ class RecomputedForward:
         return out
 
     def _check_hooks(self) -> None:
-        """Refuse torch.func, which allows no hooks, and the user's saved-tensor hooks: they would not run."""
+        """Refuses torch.func, which allows no hooks, and saved-tensor hooks, which would not run."""
         if torch._C._are_functorch_transforms_active():
             raise self.not_recomputable(
                 "it is called by torch.func (vmap, grad), which cannot be combined with recomputation"
@@ -93,7 +93,7 @@ class RecomputedForward:
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """Check that the module's second and third forward on a rank do not change state.
+        """Checks that the module's second and third forward on a rank do not change state.
 
         The first may fill caches. The plan checks the same, except for modules that read values.
         """
@@ -106,17 +106,17 @@ class RecomputedForward:
                 raise self.not_recomputable(f"each of its forwards changes {prefix}{changes[0][0]}")
 
     def _state(self) -> tuple[PythonState, PythonState]:
-        """Return the module's state in Python, and the state of its source files and of the process."""
+        """Returns the module's state in Python, and the state of its source files and of the process."""
         return snapshot(self.module), variables(files_of(self.module))
 
     def not_recomputable(self, why: str) -> RequestError:
-        """Return the error that the module cannot be recomputed."""
+        """Returns the error that the module cannot be recomputed."""
         return NotRecomputable(self.recomputed.module, why)
 
 
 @contextmanager
 def _plain() -> Iterator[None]:
-    """Run the recomputed modules that a recomputed forward calls without a checkpoint of their own.
+    """Runs the recomputed modules that a recomputed forward calls without a checkpoint of their own.
 
     A plan recomputes no module inside of another one. But a forward may call its own module again, or a
     module from elsewhere in the model, which shows only when it runs.
@@ -145,7 +145,7 @@ class _Region:
 
     @contextmanager
     def keeping_error(self) -> Iterator[None]:
-        """Keep an error of the forward until torch has left its contexts.
+        """Keeps an error of the forward until torch has left its contexts.
 
         torch 2.11 does not leave them when an error passes. In the second run errors pass: torch itself ends
         that run with one.
@@ -170,7 +170,7 @@ class _Region:
             self.error = None  # frees all tensors that its frames refer to
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Return the contexts around the forward, and around its run in the backward."""
+        """Returns the contexts around the forward, and around its run in the backward."""
         keep = self.of.recomputed.keep
         first, again = self._keeping(keep) if keep else (nullcontext(), nullcontext())
         return self._running(first), _Entered(lambda: self._again(again))
@@ -178,7 +178,7 @@ class _Region:
     def _keeping(
         self, keep: tuple[str, ...]
     ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Return contexts that keep the results of calls, or of operations.
+        """Returns contexts that keep the results of calls, or of operations.
 
         Operations are used if calls do not suffice, or if the planner counts operations.
         """
@@ -248,7 +248,7 @@ class _Region:
             axis.last, axis.results, axis.log = before
 
     def _sent(self) -> Sent:
-        """Return what the run in the backward has sent over tp so far: nothing if results are kept."""
+        """Returns what the run in the backward has sent over tp so far: nothing if results are kept."""
         log = self.of.axis.log or []
         return [(c.op, c.nbytes) for c in log if c.phase == "forward" and self.results is None]
 
@@ -269,13 +269,13 @@ class _Entered:
 
 
 def _streams() -> tuple[Any, Any]:
-    """Return the states of Python's and numpy's random streams; torch's checkpoint restores torch's own."""
+    """Returns the states of Python's and numpy's random streams; torch's checkpoint restores torch's own."""
     return random.getstate(), np.random.get_state()
 
 
 @contextmanager
 def _drawing(streams: tuple[Any, Any]) -> Iterator[None]:
-    """Let Python and numpy draw from ``streams``, and restore their states afterwards."""
+    """Lets Python and numpy draw from ``streams``, and restores their states afterwards."""
     before = _streams()
     random.setstate(streams[0])
     np.random.set_state(streams[1])
@@ -287,5 +287,5 @@ def _drawing(streams: tuple[Any, Any]) -> Iterator[None]:
 
 
 def _versions(tensors: list[torch.Tensor]) -> list[int]:
-    """Return how often each tensor was changed in place; 0 for inference tensors, which have no version."""
+    """Returns how often each tensor was changed in place; 0 for inference tensors, which have no version."""
     return [0 if t.is_inference() else t._version for t in tensors]

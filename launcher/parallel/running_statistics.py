@@ -45,7 +45,7 @@ class Statistics:
 
     @torch.no_grad()
     def broadcast(self) -> None:
-        """Broadcast the buffers, in one collective per dtype and kind (steady or not)."""
+        """Broadcasts the buffers, in one collective per dtype and kind (steady or not)."""
         self.apart.clear()
         alike: dict[tuple[torch.dtype, bool], list[Buffer]] = {}
         for b in self.buffers:
@@ -62,7 +62,7 @@ class Statistics:
                 t.copy_(piece.view_as(t))
 
     def differing(self) -> list[str]:
-        """Return the steady buffers that differed; makes the CPU wait for the device."""
+        """Returns the steady buffers that differed; makes the CPU wait for the device."""
         out = []
         for same, apart in self.apart:
             each = apart.split([b.tensor.nbytes for b in same])
@@ -71,7 +71,7 @@ class Statistics:
 
 
 def statistics(parts: Iterable[StagePart], plan: Plan, meshes: Meshes) -> Statistics:
-    """Return the statistics to broadcast; there are none with one data-parallel rank."""
+    """Returns the statistics to broadcast; there are none with one data-parallel rank."""
     if plan.sizes.replicas == 1:
         return Statistics((), meshes.dp)
     buffers = []

@@ -54,7 +54,7 @@ def _named(kinds: tuple[str, ...]) -> frozenset[str]:
 
 
 def is_kept(func: Any, kinds: Iterable[str]) -> bool:
-    """Return true if the result of this ATen operation is kept."""
+    """Returns true if the result of this ATen operation is kept."""
     return (
         func._overloadpacket.__name__ in _named(tuple(kinds)) if hasattr(func, "_overloadpacket") else False
     )
@@ -93,7 +93,7 @@ class ReportKeptResults(Dispatch):
 
 
 def written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors that an ATen operation changes in place."""
+    """Yields the tensors that an ATen operation changes in place."""
     for at, a in enumerate(func._schema.arguments if func._schema.is_mutable else ()):
         if a.alias_info is not None and a.alias_info.is_write:
             yield from tensors((args[at] if at < len(args) else kwargs.get(a.name),))
@@ -102,7 +102,7 @@ def written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 def operation_contexts(
     kinds: tuple[str, ...],
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Return a context that keeps results in a forward, and one that supplies them when it runs again."""
+    """Returns a context that keeps results in a forward, and one that supplies them when it runs again."""
 
     def policy(_: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         return CheckpointPolicy.MUST_SAVE if is_kept(func, kinds) else CheckpointPolicy.PREFER_RECOMPUTE
@@ -156,7 +156,7 @@ class RecomputedCalls:
 def contexts(
     name: str, kinds: tuple[str, ...], calls: RecomputedCalls, refused: Callable[[str], Exception]
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Return the contexts around the forward of module ``name``, and around its run in the backward.
+    """Returns the contexts around the forward of module ``name``, and around its run in the backward.
 
     They raise the exception that ``refused`` makes if a kept result is changed in place.
     """
@@ -175,7 +175,7 @@ def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]
 
 @contextmanager
 def _watching(name: str, first: _First, calls: RecomputedCalls) -> Iterator[None]:
-    """Check in the first forward whether all operations to keep run inside of functions of ``FUNCTIONS``."""
+    """Checks in the first forward whether all operations to keep run inside of functions of ``FUNCTIONS``."""
     missed = _Missed(first)
     with missed:
         yield
@@ -334,7 +334,7 @@ class _Saved:
         return _Place(self.used.index(index), view)
 
     def end(self) -> None:
-        """Hand the arguments over to torch's checkpoint, after the call has returned."""
+        """Hands the arguments over to torch's checkpoint, after the call has returned."""
         if self.used:
             self.mark = _mark(self.arguments, self.used)
         self.arguments = []
@@ -369,7 +369,7 @@ class _Mark(Function):
 
 
 def _mark(arguments: Sequence[Tensor], used: Sequence[int]) -> Tensor:
-    """Return a tensor whose node keeps the ``used`` tensors of ``arguments``.
+    """Returns a tensor whose node keeps the ``used`` tensors of ``arguments``.
 
     Before torch 2.13 the node drops what it has saved when this tensor is freed.
     """
@@ -379,7 +379,7 @@ def _mark(arguments: Sequence[Tensor], used: Sequence[int]) -> Tensor:
 
 
 def _argument(t: Tensor, arguments: Sequence[Tensor]) -> int | None:
-    """Return the index of the argument that is ``t``, or of which ``t`` is a view.
+    """Returns the index of the argument that is ``t``, or of which ``t`` is a view.
 
     If there are several, one with the same storage offset is preferred.
     """
@@ -395,7 +395,7 @@ _known: dict[Any, bool] = {}
 
 
 def _is_one_operation(func: Any, args: Any, kwargs: Any, kinds: tuple[str, ...]) -> bool:
-    """Return true if the call runs one operation of ``kinds``, and its backward needs no other result."""
+    """Returns true if the call runs one operation of ``kinds``, and its backward needs no other result."""
     if torch._C._are_functorch_transforms_active():
         return False  # their tensors have no storage to recognize a result by
     key = _key((args, kwargs))
@@ -412,7 +412,7 @@ def _is_one_operation(func: Any, args: Any, kwargs: Any, kinds: tuple[str, ...])
 
 
 def _key(value: Any) -> Any:
-    """Return a hashable key of the arguments; ``None`` for other tensor classes, and for complex tensors."""
+    """Returns a hashable key of the arguments; ``None`` for other tensor classes, and for complex tensors."""
     if isinstance(value, Tensor):
         if type(value) not in PLAIN or value.is_complex() or value.layout != torch.strided:
             return None
@@ -426,7 +426,7 @@ def _key(value: Any) -> Any:
 
 
 def _tried(func: Any, args: Any, kwargs: Any, kinds: tuple[str, ...]) -> bool:
-    """Decide by one additional call of the function."""
+    """Decides by one additional call of the function."""
     if func is F.scaled_dot_product_attention and _drops_out(args, kwargs):
         return False  # skipping its draw would shift all later draws
     results = _Results(kinds)
@@ -449,7 +449,7 @@ def _drops_out(args: Any, kwargs: Any) -> bool:
 
 
 def _fits(t: Tensor, arguments: Sequence[Tensor]) -> bool:
-    """Return true if ``t`` can be restored from an argument."""
+    """Returns true if ``t`` can be restored from an argument."""
     index = _argument(t, arguments)
     return index is not None and t.dtype == arguments[index].dtype and t.numel() <= arguments[index].numel()
 

@@ -59,12 +59,12 @@ class Carry:
         self.states: dict[int, dict[str, list[Kept]]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Carry:
-        """Return ``self``: a copied model, as tracing makes, shares the state."""
+        """Returns ``self``: a copied model, as tracing makes, shares the state."""
         return self
 
     @contextmanager
     def running(self, micro: int, piece: int) -> Iterator[None]:
-        """Run modules on this piece; piece 0 first drops the states of an earlier run of the micro batch."""
+        """Runs modules on this piece; piece 0 first drops the states of an earlier run of the micro batch."""
         if piece == 0:
             self.forget(micro)
         self.now = micro, piece
@@ -75,7 +75,7 @@ class Carry:
 
     @contextmanager
     def again(self, micro: int, piece: int) -> Iterator[None]:
-        """Run modules on this piece once more, in its backward: the states that they keep exist already."""
+        """Runs modules on this piece once more, in its backward: the states that they keep exist already."""
         before = self.now, self.repeats
         self.now, self.repeats = (micro, piece), True
         try:
@@ -84,7 +84,7 @@ class Carry:
             self.now, self.repeats = before
 
     def forget(self, micro: int, piece: int = 0) -> None:
-        """Drop the states that a piece keeps, after its backward; later pieces run their backward first."""
+        """Drops the states that a piece keeps, after its backward; later pieces run their backward first."""
         for kept in self.states.get(micro, {}).values():
             del kept[piece:]
         if not piece:
@@ -92,7 +92,7 @@ class Carry:
 
 
 def attach(model: nn.Module, carry: Carry) -> None:
-    """Make every module that has ``piece`` run the piece that ``carry`` names.
+    """Makes every module that has ``piece`` run the piece that ``carry`` names.
 
     Wrappers of its forward stay around it. A wrapper has the forward in its field ``plain``; if it also has a
     field ``carry``, that is set.
@@ -180,7 +180,7 @@ ALIKE_FUNCTIONS = frozenset({
 
 
 def problems(model: nn.Module, specs: Sequence[TensorSpec], count: int) -> list[Problem]:
-    """Return why ``model`` cannot run the sequences of ``specs`` (their dim 1) in ``count`` pieces."""
+    """Returns why ``model`` cannot run the sequences of ``specs`` (their dim 1) in ``count`` pieces."""
     lengths = {s.shape[1] if len(s.shape) > 1 else 0 for s in specs}
     shapes = ", ".join(str(s.shape) for s in specs)
     if len(lengths) > 1:
@@ -197,7 +197,7 @@ def problems(model: nn.Module, specs: Sequence[TensorSpec], count: int) -> list[
 def cut(
     model: nn.Module, leaves: frozenset[str], specs: Sequence[TensorSpec], count: int, split: str, step: int
 ) -> tuple[int, ...]:
-    """Return the lengths of ``count`` pieces of ``specs``, each a multiple of ``step``.
+    """Returns the lengths of ``count`` pieces of ``specs``, each a multiple of ``step``.
 
     Raises ``RequestError``.
     """
@@ -226,7 +226,7 @@ def graphs(
     full_graph: Graph,
     lengths: tuple[int, ...],
 ) -> SequencePieces:
-    """Trace the pieces.
+    """Traces the pieces.
 
     Raises ``RequestError`` if their calls or shapes do not match ``full_graph``, that of full sequences.
     """
@@ -236,7 +236,7 @@ def graphs(
 def _traced(
     model: nn.Module, leaves: frozenset[str], specs: Sequence[TensorSpec], lengths: Sequence[int]
 ) -> tuple[Graph, ...]:
-    """Return the graph of each piece; the pieces run in order."""
+    """Returns the graph of each piece; the pieces run in order."""
     model, carry = _carrying(model, lengths)
     out = []
     for piece, some in enumerate(_each(specs, lengths, carry)):
@@ -247,21 +247,21 @@ def _traced(
 
 
 def _carrying(model: nn.Module, lengths: Sequence[int]) -> tuple[nn.Module, Carry]:
-    """Return a copy of the model whose modules keep the states that later pieces need."""
+    """Returns a copy of the model whose modules keep the states that later pieces need."""
     model, carry = copied(model), Carry(lengths)
     attach(model, carry)
     return model, carry
 
 
 def _each(specs: Sequence[TensorSpec], lengths: Sequence[int], carry: Carry) -> Iterator[list[TensorSpec]]:
-    """Yield the inputs of each piece, while ``carry`` runs it."""
+    """Yields the inputs of each piece, while ``carry`` runs it."""
     for piece, length in enumerate(lengths):
         with carry.running(0, piece):
             yield [shortened(s, length, sum(lengths)) for s in specs]
 
 
 def _leaving(node: Node, states: Mapping[str, Kept]) -> Node:
-    """Return ``node`` with the bytes of the ``states`` that its modules keep for later pieces."""
+    """Returns ``node`` with the bytes of the ``states`` that its modules keep for later pieces."""
     if node.kind != "module":
         return node
     mine = [kept for name, kept in states.items() if covers(node.target, name)]
@@ -272,7 +272,7 @@ def _leaving(node: Node, states: Mapping[str, Kept]) -> Node:
 
 
 def _same(full_graph: Graph, parts: tuple[Graph, ...], lengths: tuple[int, ...]) -> tuple[Graph, ...]:
-    """Return ``parts`` if their graphs equal ``full_graph``'s and have the sequence in dim 1 throughout.
+    """Returns ``parts`` if their graphs equal ``full_graph``'s and have the sequence in dim 1 throughout.
 
     Raises ``RequestError`` otherwise.
     """
@@ -292,7 +292,7 @@ def _calls(graph: Graph) -> list[tuple[str, str, str]]:
 
 
 def _fits(full: Node, piece: Node, length: int, total: int) -> bool:
-    """Return true if ``piece`` has the shapes of ``full``, with ``length`` positions instead of ``total``."""
+    """Returns true if ``piece`` has the shapes of ``full``, but ``length`` positions, not ``total``."""
     if full.kind == "param" or full.out is None:
         return True
     expected = []
@@ -303,7 +303,7 @@ def _fits(full: Node, piece: Node, length: int, total: int) -> bool:
 
 
 def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
-    """Return a problem for each module that cannot run in pieces.
+    """Returns a problem for each module that cannot run in pieces.
 
     Such a module may mix positions and has no ``piece``, or it has one and runs several times in a forward.
     """

@@ -57,7 +57,7 @@ class DeferredProduct:
 
     @torch.no_grad()
     def add(self) -> None:
-        """Add the product to the weight's gradient, as autograd does.
+        """Adds the product to the weight's gradient, as autograd does.
 
         A new gradient gets the strides of the weight.
         """
@@ -94,7 +94,7 @@ class Deferral(TorchFunctionMode):
 
     @contextmanager
     def running(self, inputs: Iterable[Any]) -> Iterator[None]:
-        """Run a forward of ``inputs``.
+        """Runs a forward of ``inputs``.
 
         Only products of ``inputs`` and of tensors with a gradient are deferred: anything else may be changed
         in place before the second half, without autograd's knowledge.
@@ -105,7 +105,7 @@ class Deferral(TorchFunctionMode):
 
     @contextmanager
     def deferring(self, roots: Iterable[Tensor | GradientEdge]) -> Iterator[list[DeferredProduct]]:
-        """Yield the queue of products that the backward from ``roots`` leaves for the second half."""
+        """Yields the queue of products that the backward from ``roots`` leaves for the second half."""
         queue = self.queue = list[DeferredProduct]()
         edges = [t if isinstance(t, GradientEdge) else get_gradient_edge(t) for t in roots if _learns(t)]
         hooks = [edge.node.register_prehook(self._begin) for edge in edges]
@@ -120,7 +120,7 @@ class Deferral(TorchFunctionMode):
         self._task = torch._C._current_graph_task_id()
 
     def later(self) -> list[DeferredProduct] | None:
-        """Return the queue if the backward that runs now defers its products, else ``None``."""
+        """Returns the queue if the backward that runs now defers its products, else ``None``."""
         mine = self.queue is not None and torch._C._current_graph_task_id() == self._task
         return self.queue if mine and not torch.is_grad_enabled() else None
 
@@ -135,12 +135,12 @@ class Deferral(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def apply(self, call: MatmulCall, leaf: nn.Parameter, turned: bool) -> Any:
-        """Compute the product of ``call``; ``turned``: its weight is the transpose of ``leaf``."""
+        """Computes the product of ``call``; ``turned``: its weight is the transpose of ``leaf``."""
         use = _Use(call, turned, self)
         return _Product.apply(call.x, leaf, call.bias, use)  # type: ignore[no-untyped-call]
 
     def _fits(self, call: MatmulCall) -> bool:
-        """Return true if our product behaves as autograd's would."""
+        """Returns true if our product behaves as autograd's would."""
         x = call.x
         operands = [x] if call.bias is None else [x, call.bias]
         if transformed() or _checkpointed():  # first: tensors of torch.func have no memory
@@ -166,7 +166,7 @@ def _storage(t: Tensor) -> int:
 
 
 def transformed() -> bool:
-    """Return true if more than plain autograd is active: autocast, torch.func, the compiler."""
+    """Returns true if more than plain autograd is active: autocast, torch.func, the compiler."""
     return (
         torch._C._is_any_autocast_enabled()
         or torch._C._are_functorch_transforms_active()
@@ -177,7 +177,7 @@ def transformed() -> bool:
 
 
 def _checkpointed() -> bool:
-    """Return true if a checkpoint is active.
+    """Returns true if a checkpoint is active.
 
     Its recomputation runs without this mode, but must save the same tensors.
     """
@@ -186,7 +186,7 @@ def _checkpointed() -> bool:
 
 
 def _leaf(weight: Any) -> tuple[nn.Parameter, bool] | None:
-    """Return the parameter behind ``weight``, and whether ``weight`` is its transpose.
+    """Returns the parameter behind ``weight``, and whether ``weight`` is its transpose.
 
     ``weight`` may also be the parameter itself or its local piece; anything else gives ``None``.
     """
@@ -216,7 +216,7 @@ class Rounding:
 
 
 def _hooked(leaf: nn.Parameter) -> bool:
-    """Return true if ``leaf`` has hooks other than ``Rounding``: they must see the full gradient, once.
+    """Returns true if ``leaf`` has hooks other than ``Rounding``: they must see the full gradient, once.
 
     ``Rounding`` may be skipped: products are rounded to their dtype already.
     """
@@ -282,7 +282,7 @@ def _as_matrix(t: Tensor) -> Tensor:
 
 
 def _gradient(leaf: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Return the gradient with the strides, and the placements, of ``leaf``."""
+    """Returns the gradient with the strides, and the placements, of ``leaf``."""
     grad = (right.t() @ left).t() if local(leaf).t().is_contiguous() else left.t() @ right
     if not isinstance(leaf, DTensor):
         return grad

@@ -30,7 +30,7 @@ class StageModule(nn.Module):
 
 
 def assembled(model: nn.Module, graph: fx.Graph, index: int) -> nn.Module:
-    """Return stage ``index`` of ``model``, which runs ``graph`` on the modules and tensors that it names."""
+    """Returns stage ``index`` of ``model``, which runs ``graph`` on the modules and tensors that it names."""
     code = Code(graph)
     exec(compile(code.text, f"<stage {index}>", "exec"), code.known)
     module: nn.Module = type(f"Stage{index}", (StageModule,), {"forward": code.known["forward"]})()
@@ -43,12 +43,12 @@ def assembled(model: nn.Module, graph: fx.Graph, index: int) -> nn.Module:
 
 
 def _named(graph: fx.Graph) -> list[str]:
-    """Return the model's names in the graph's order: ranks gather modules in the order of registration."""
+    """Returns the model's names in the graph's order: ranks gather modules in the order of registration."""
     return list(dict.fromkeys(str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")))
 
 
 def _register(model: nn.Module, stage: nn.Module, path: str) -> None:
-    """Register the attribute of ``model`` at ``path`` in ``stage``; create missing outer modules, empty."""
+    """Registers the attribute of ``model`` at ``path`` in ``stage``; create missing outer modules, empty."""
     *around, name = path.split(".")
     for part in around:
         if not hasattr(stage, part):
@@ -79,7 +79,7 @@ class Code:
         self.text = f"def forward({', '.join(['stage', *parameters])}):\n    " + "\n    ".join(lines) + "\n"
 
     def _line(self, node: fx.Node, done: list[fx.Node]) -> str:
-        """Return one call, after which names that are no longer needed drop their tensors."""
+        """Returns one call, after which names that are no longer needed drop their tensors."""
         if node.op == "output":
             return f"return {self._argument_text(node.args[0])}"
         freed = "".join(f"{self._names[n]} = " for n in done)
@@ -99,7 +99,7 @@ class Code:
         return f"{func}({', '.join(args)})"
 
     def _argument_text(self, a: Any) -> str:
-        """Return the text of an argument; lists and dicts are new in each call."""
+        """Returns the text of an argument; lists and dicts are new in each call."""
         if isinstance(a, fx.Node):
             return self._names[a]
         if isinstance(a, tuple):
@@ -113,7 +113,7 @@ class Code:
         return self._name(a)
 
     def _name(self, value: Any) -> str:
-        """Return a name for ``value``: a function, or a constant."""
+        """Returns a name for ``value``: a function, or a constant."""
         name = f"c{len(self.known)}"
         self.known[name] = value
         return name
@@ -124,7 +124,7 @@ def _reached(path: str) -> str:
 
 
 def _done(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """Return for each node the nodes whose last use it is."""
+    """Returns for each node the nodes whose last use it is."""
     out: dict[fx.Node, list[fx.Node]] = {n: [] for n in graph.nodes}
     seen: set[fx.Node] = set()
     for node in reversed(graph.nodes):
@@ -151,7 +151,7 @@ class StagePart:
     code: tuple[str, ...] = ()
 
     def named(self, placed: tuple[Placed, ...]) -> list[tuple[Placed, str, torch.Tensor]]:
-        """Return each tensor of the plan in this part once, with its name here."""
+        """Returns each tensor of the plan in this part once, with its name here."""
         mine = {
             **dict(self.module.named_parameters(remove_duplicate=False)),
             **dict(self.module.named_buffers(remove_duplicate=False)),
@@ -165,7 +165,7 @@ class StagePart:
 
 
 def traced(model: nn.Module, plan: Plan, inputs: tuple[TensorSpec, ...]) -> Tracer | None:
-    """Trace ``model`` (on the meta device) for ``split``; ``None`` if it is not split."""
+    """Traces ``model`` (on the meta device) for ``split``; ``None`` if it is not split."""
     if plan.leaves is None:
         return None
     running = with_cast_weights(model, plan.dtypes.compute) if plan.dtypes.mixed else model
@@ -176,7 +176,7 @@ def traced(model: nn.Module, plan: Plan, inputs: tuple[TensorSpec, ...]) -> Trac
 def split(
     model: nn.Module, plan: Plan, pp: int, tracer: Tracer | None, device: torch.device = CPU
 ) -> list[StagePart]:
-    """Return the stage modules of pipeline rank ``pp``, made of the modules of ``model`` itself (on meta).
+    """Returns the stage modules of pipeline rank ``pp``, made of the modules of ``model`` itself (on meta).
 
     ``tracer`` has traced its forward; ``device`` is the device that code between the modules sees.
     """
@@ -198,7 +198,7 @@ def split(
 
 
 def stage_graph(tracer: Tracer, stage: Stage, plan: Plan, device: torch.device = CPU) -> fx.Graph:
-    """Return the graph of ``stage``: it takes what the stage receives and returns what it sends, all flat."""
+    """Returns the graph of ``stage``: it takes what the stage receives, and returns what it sends, flat."""
     by_name = {n.name: n for n in tracer.graph.nodes}
     out = fx.Graph()
     env: dict[fx.Node, Any] = {}
@@ -234,7 +234,7 @@ def stage_graph(tracer: Tracer, stage: Stage, plan: Plan, device: torch.device =
 
 
 def unsplit(model: nn.Module, tracer: Tracer, device: torch.device = CPU) -> nn.Module:
-    """Return one module that runs the traced forward of ``model``."""
+    """Returns one module that runs the traced forward of ``model``."""
     out, env = fx.Graph(), dict[fx.Node, Any]()
     for node in tracer.graph.nodes:
         env[node] = device if node.target is here else _copied(out, node, tracer, env)
@@ -242,7 +242,7 @@ def unsplit(model: nn.Module, tracer: Tracer, device: torch.device = CPU) -> nn.
 
 
 def _copied(out: fx.Graph, node: fx.Node, tracer: Tracer, env: dict[fx.Node, Any]) -> fx.Node:
-    """Copy ``node`` with its inputs in ``env``, under the modes in which it ran."""
+    """Copies ``node`` with its inputs in ``env``, under the modes in which it ran."""
     modes = tracer.modes.get(node)
     if modes is None:
         return out.node_copy(node, lambda n: env[n])
@@ -256,12 +256,12 @@ def _copied(out: fx.Graph, node: fx.Node, tracer: Tracer, env: dict[fx.Node, Any
 
 
 def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Call a module, as a function."""
+    """Calls a module, as a function."""
     return module(*args, **kwargs)
 
 
 def _send(out: fx.Graph, value: Any, c: BoundaryTensor) -> list[fx.Node]:
-    """Return the nodes that send ``value``, one per tensor."""
+    """Returns the nodes that send ``value``, one per tensor."""
     if not c.packed:
         flat = [value]
     elif isinstance(value, tuple):
@@ -277,7 +277,7 @@ def _permuted(out: fx.Graph, x: fx.Node, dims: tuple[int, ...]) -> fx.Node:
 
 
 def boundary(t: torch.Tensor, trains: bool) -> torch.Tensor:
-    """Return ``t`` ready to send: contiguous, no view, and in the autograd graph if it gets a gradient.
+    """Returns ``t`` ready to send: contiguous, no view, and in the autograd graph if it gets a gradient.
 
     While torch compiles, every tensor is cloned, because the compiler cannot tell which of them are views.
     """
@@ -306,7 +306,7 @@ def _separate(parts: list[StagePart], plan: Plan) -> None:
 
 
 def flatten(parts: Sequence[StagePart], plan: Plan) -> None:
-    """Register a hook on the last stage, which returns its tensors in the order of ``plan.output_keys``."""
+    """Registers a hook on the last stage, which returns its tensors in the order of ``plan.output_keys``."""
     if not plan.output_keys:
         return
 

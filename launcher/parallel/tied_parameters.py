@@ -29,7 +29,7 @@ class Tied:
 
     @torch.no_grad()
     def reduce(self) -> None:
-        """Sum gradients over this rank's copies, then over the ranks; every copy gets the sum."""
+        """Sums gradients over this rank's copies, then over the ranks; every copy gets the sum."""
         if not self.trained:
             return
         for first, *others in self.copies:
@@ -48,7 +48,7 @@ class Tied:
 
     @torch.no_grad()
     def sync(self) -> None:
-        """Make every copy equal to the first stage's, whatever their present values."""
+        """Makes every copy equal to the first stage's, whatever their present values."""
         for first, *others in self.copies:
             if self.group is not None:
                 dist.broadcast(local(first), group_src=0, group=self.group)
@@ -57,7 +57,7 @@ class Tied:
 
 
 def tie(parts: list[StagePart], plan: Plan, meshes: Meshes) -> list[Tied]:
-    """Return one ``Tied`` for each set of pipeline ranks with which this rank shares tensors."""
+    """Returns one ``Tied`` for each set of pipeline ranks with which this rank shares tensors."""
     # this rank's copies, each tensor once
     copies: dict[str, list[torch.Tensor]] = {}
     for part in parts:

@@ -28,7 +28,7 @@ class Net(nn.Module):
         self.live = live
 
     def forward(self, *inputs: Any) -> Any:
-        """Run the model if it is one stage. Raises ``RuntimeError`` for a pipeline.
+        """Runs the model if it is one stage. Raises ``RuntimeError`` for a pipeline.
 
         Raises ``RunError`` if the forward changed weights in a way that the other ranks cannot follow.
         """
@@ -42,7 +42,7 @@ class Net(nn.Module):
         return out
 
     def copies(self) -> dict[str, tuple[Tensor, ...]]:
-        """Return this rank's parameters and buffers by first name.
+        """Returns this rank's parameters and buffers by first name.
 
         A tied tensor has one entry for each copy that this rank holds.
         """
@@ -55,7 +55,7 @@ class Net(nn.Module):
 
 
 def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
-    """Return this rank's part of ``model``, laid out by ``plan``.
+    """Returns this rank's part of ``model``, laid out by ``plan``.
 
     Every rank of the process group calls this.
 
@@ -82,7 +82,7 @@ def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
 
 
 def _device() -> torch.device:
-    """Return the accelerator if the process group has its default backend, otherwise the CPU."""
+    """Returns the accelerator if the process group has its default backend, otherwise the CPU."""
     kind = torch.accelerator.current_accelerator(check_available=True)
     own = None if kind is None else dist.Backend.default_device_backend_map.get(kind.type)
     if kind is None or own is None or f"{kind.type}:{own}" not in dist.get_backend_config().split(","):
@@ -100,7 +100,7 @@ def _numbers(model: nn.Module) -> fill.FullTensorOf:
 
 
 def _empty(model: nn.Module) -> None:
-    """Replace real tensors by meta tensors in place; ``model.to("meta")`` would untie tied parameters."""
+    """Replaces real tensors by meta tensors in place; ``model.to("meta")`` would untie tied parameters."""
     made: dict[int, Tensor] = {}
     for module in model.modules():
         for slots in (module._parameters, module._buffers):
@@ -115,7 +115,7 @@ def _empty(model: nn.Module) -> None:
 
 
 def sync_pipeline_shared_parameters(net: nn.Module) -> None:
-    """Copy every parameter that stages share from the first stage to the others.
+    """Copies every parameter that stages share from the first stage to the others.
 
     Does nothing if there is one stage. ``net`` is a model that ``parallelize`` returned, or a module around
     it. Every rank calls this. Raises ``TypeError`` for anything else.
@@ -131,5 +131,5 @@ def sync_pipeline_shared_parameters(net: nn.Module) -> None:
 
 
 def parallel_model_in(net: nn.Module) -> Net | None:
-    """Return the first parallel model in ``net``, itself included."""
+    """Returns the first parallel model in ``net``, itself included."""
     return next((m for m in net.modules() if isinstance(m, Net)), None)

@@ -104,7 +104,7 @@ def run_phases(run: Run, remaining: Sequence[Phase], record: status_record.RunSt
 
 
 def _reads_data(job: Job, remaining: Sequence[Phase]) -> bool:
-    """Return true if a step opens the request's data; one that trains copies of the run opens its own."""
+    """Returns true if a step opens the request's data; one that trains copies of the run opens its own."""
     names = (name for phase in remaining if phase.where != "files" for name in phase.steps)
     return any(not verb(job.steps[name]).copies for name in names)
 

@@ -144,5 +144,5 @@ def _answers(checks: list[FileChecks], function: str) -> list[str]:
 
 
 def _reads(job: Job) -> bool:
-    """Return true if a step opens the request's data. Steps that train copies of the run open other data."""
+    """Returns true if a step opens the request's data. Steps that train copies of the run open other data."""
     return any(not verb(step).copies for step in job.steps.values())

@@ -34,7 +34,7 @@ class Chosen:
 
 
 def open_ended(job: Job) -> bool:
-    """Return true if any setting is left to the search for a layout."""
+    """Returns true if any setting is left to the search for a layout."""
     return bool(job.search.over)
 
 
@@ -62,7 +62,7 @@ class ResolvedRequest:
 
     @property
     def anew(self) -> bool:
-        """Return true if existing results are ignored."""
+        """Returns true if existing results are ignored."""
         return self.job.checkpoint.resume == "never"
 
 

@@ -86,7 +86,7 @@ def changes(
 
 
 def sets(overrides: Sequence[str], key: str) -> bool:
-    """Return true if an override sets ``key``, a key below it, or a section that contains it."""
+    """Returns true if an override sets ``key``, a key below it, or a section that contains it."""
     words = (o.partition("=")[0].lstrip("+~") for o in overrides)
     return any(_covered(key, [word]) or _covered(word, [key]) for word in words)
 

@@ -88,7 +88,7 @@ def _below(path: str, dst: str) -> bool:
 
 
 def _there(path: str) -> bool:
-    """Return true if the pattern matches a file, or a folder that is not empty."""
+    """Returns true if the pattern matches a file, or a folder that is not empty."""
     return any(os.listdir(p) if os.path.isdir(p) else [p] for p in glob(path))
 
 

@@ -264,6 +264,6 @@ def _last_row(path: Path) -> dict[str, Any] | None:
 
 
 def _number(row: Mapping[str, Any], name: str) -> bool:
-    """Return true if a figure is a number or missing; a loss may be ``null``."""
+    """Returns true if a figure is a number or missing; a loss may be ``null``."""
     value = row.get(name, 0)
     return type(value) in (int, float) or (name == "loss" and value is None)

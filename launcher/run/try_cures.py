@@ -92,7 +92,7 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, De
 
 
 def _to_be_weighed(words: Sequence[str], listed: Iterable[ListedProblem]) -> bool:
-    """Return true if a request refused by the schema may have other problems, which only the planner finds.
+    """Returns true if a request refused by the schema may have other problems, which only the planner finds.
 
     Shipped options are compatible. Other settings, paths, user files and numbers of a layout may not be.
     """
@@ -181,7 +181,7 @@ def _seeing(typed: Sequence[str], look: Callable[[Words, Depth], None], deep: De
 
 
 def _near(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
-    """Return true if the problem may come from a placeholder: its key, or one above or below, is listed."""
+    """Returns true if the problem may come from a placeholder: its key, or one above or below, is listed."""
     key = f"{finding.problem.key}."
     keys = [f"{f.problem.key}." for f in listed if f.problem.key]
     texts = {f.key_and_text for f in listed}
@@ -189,7 +189,7 @@ def _near(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
 
 
 def _said_by_recipe(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
-    """Return true if the problem may depend on the model, data or loss of a recipe that cannot be read."""
+    """Returns true if the problem may depend on the model, data or loss of a recipe that cannot be read."""
     unread = any(f.problem.key == "recipe" for f in listed)
     return unread and finding.problem.key.partition(".")[0] in FITTED
 
@@ -276,7 +276,7 @@ def _alone(
 
 
 def _same_word(f: ListedProblem, g: ListedProblem) -> bool:
-    """Return true if one override caused both problems: a cure that keeps it keeps the other problem."""
+    """Returns true if one override caused both problems: a cure that keeps it keeps the other problem."""
     origin = typed_origin(f.problem, f.origins)
     return origin is not None and origin == typed_origin(g.problem, g.origins)
 

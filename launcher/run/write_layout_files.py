@@ -94,7 +94,7 @@ def _each(path: str, plan: Plan) -> Iterator[tuple[str, int | None]]:
 
 
 def _mindspores(path: str) -> bool:
-    """Return true if the file's name requests MindSpore's format."""
+    """Returns true if the file's name requests MindSpore's format."""
     return path.endswith(".ckpt")
 
 

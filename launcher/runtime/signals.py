@@ -128,7 +128,7 @@ def stoppable() -> Iterator[None]:
 
 
 def deafen() -> None:
-    """Stop signals have no effect from now on; an earlier one may still raise ``Interrupted``, once.
+    """Stops signals have no effect from now on; an earlier one may still raise ``Interrupted``, once.
 
     A signal mask would not suffice: it only covers the main thread, and the system would deliver the signal
     to one of torch's threads.

@@ -99,7 +99,7 @@ def _build_and_run_steps(world: World, todo: RankSteps, drawn: SharedMetaModels)
 
 
 def _loaded_before(live: Session, job: Job, name: str, start: int) -> bool:
-    """Return true if the ``load`` called ``name`` is part of the weights that the run resumed from.
+    """Returns true if the ``load`` called ``name`` is part of the weights that the run resumed from.
 
     This is so if a ``train`` follows it, no training of this start came before it, and the checkpoint was
     saved after it. A checkpoint of an older version does not say so: then it must have more steps than the

@@ -69,7 +69,7 @@ class MeasuredMemory(MemoryMeter):
 
 
 def _others_run() -> bool:
-    """Return true if another thread of this process is running; always false where there is no /proc."""
+    """Returns true if another thread of this process is running; always false where there is no /proc."""
     mine = str(threading.get_native_id())
     others = (t for t in Path("/proc/self/task").glob("*/stat") if t.parent.name != mine)
     return any(_state(stat) == "R" for stat in others)

@@ -56,7 +56,7 @@ def irregular(path: str | os.PathLike[str]) -> str | None:
 
 
 def stands(path: str | os.PathLike[str]) -> bool:
-    """Return true if ``path`` is a file, or a pipe, socket or device, which ``opened`` refuses."""
+    """Returns true if ``path`` is a file, or a pipe, socket or device, which ``opened`` refuses."""
     return os.path.isfile(path) or irregular(path) is not None
 
 

@@ -73,7 +73,7 @@ def _block(graph: OpGraph, module: str) -> _Block | None:
 
 
 def _fits(graph: OpGraph, mark: OpNode, block: _Block) -> bool:
-    """Return true if the input and output of ``mark`` are like those of ``block``."""
+    """Returns true if the input and output of ``mark`` are like those of ``block``."""
     ends = [graph.values[v] for v in (*mark.ins, *mark.outs)]
     return mark.op == MARK and ends == [graph.values[block.takes], graph.values[block.makes]]
 

@@ -52,7 +52,7 @@ class TensorLayout:
         return TensorLayout(self.matrix, self.dims) if self.partial else self
 
     def divides(self, shape: tuple[int, ...]) -> bool:
-        """Return true if a tensor of ``shape`` can have this layout."""
+        """Returns true if a tensor of ``shape`` can have this layout."""
         return len(shape) == len(self.dims) and all(
             n % k == 0 for n, k in zip(shape, self.slices, strict=True)
         )
@@ -124,7 +124,7 @@ def _canonical(layout: TensorLayout) -> TensorLayout:
 
 
 def _beside(layout: TensorLayout, a: int, b: int) -> bool:
-    """Return true if two consecutive axes can be merged into one."""
+    """Returns true if two consecutive axes can be merged into one."""
     for axes in layout.dims:
         if a in axes:
             after = (x for x in axes[axes.index(a) + 1 :] if layout.matrix[x] > 1)

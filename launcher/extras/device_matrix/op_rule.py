@@ -90,7 +90,7 @@ class OpStrategy:
         return tuple(a for a in self.used if a not in own)
 
     def fits(self, rule: OpRule) -> bool:
-        """Return true if the number of slices of each letter divides its size."""
+        """Returns true if the number of slices of each letter divides its size."""
         return all(n % self.slices(letter) == 0 for letter, n in rule.sizes)
 
     def slices(self, letter: str) -> int:

@@ -292,7 +292,7 @@ def _reasons(resolved: Resolved, stages: Sequence[StageSharding]) -> Iterator[st
 
 
 def _searched(resolved: Resolved) -> bool:
-    """Return true if a search, now or before the strategies were saved, chose the layouts of inputs, too."""
+    """Returns true if a search, now or before the strategies were saved, chose the layouts of inputs, too."""
     return searches(resolved.job) or resolved.search_reasons is not None
 
 

@@ -58,11 +58,11 @@ class ShardedGraph:
         return self.layouts[0].ranks
 
     def still(self, taken: InputLayout) -> bool:
-        """Return true if a value is taken in its layout at rest, and its gradient needs no sum."""
+        """Returns true if a value is taken in its layout at rest, and its gradient needs no sum."""
         return self.arrives(taken) and not taken.terms
 
     def arrives(self, taken: InputLayout) -> bool:
-        """Return true if a value is taken in its layout at rest."""
+        """Returns true if a value is taken in its layout at rest."""
         return taken.layout.canonical == self.layouts[taken.value].canonical
 
     @cached_property

@@ -32,7 +32,7 @@ class Augmentation:
         return self.crop is not None or self.flip > 0
 
     def __call__(self, pixels: Pixels, seed: int, epoch: int, number: int) -> Pixels:
-        """Augment image ``number`` of the data set. Random numbers depend on seed, epoch and number only."""
+        """Augments image ``number`` of the data set. Random numbers depend on seed, epoch and number only."""
         # raw numbers of Philox, which numpy promises never to change
         stream = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(epoch, number)))
         top, left, coin = stream.random_raw(3).tolist()
@@ -43,7 +43,7 @@ class Augmentation:
         return np.ascontiguousarray(pixels)
 
     def _cropped(self, pixels: Pixels, top: int, left: int) -> Pixels:
-        """Pad the image with black and crop a square; every position is equally likely."""
+        """Pads the image with black and crop a square; every position is equally likely."""
         assert self.crop is not None
         around = (self.padding, self.padding)
         pixels = np.pad(pixels, (around, around, (0, 0)))

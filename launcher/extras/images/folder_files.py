@@ -226,7 +226,7 @@ def _sizes(sides: Mapping[str, tuple[int, int]], settings: ImageFolder, crops: b
 
 
 def _pixels(paths: Sequence[str], sides: Mapping[str, tuple[int, int]]) -> str:
-    """Describe the first of the images that do not fit, and count them."""
+    """Describes the first of the images that do not fit, and counts them."""
     width, height = sides[paths[0]]
     more = f" (one of {len(paths)} images that do not fit)" if len(paths) > 1 else ""
     return f"{paths[0]} has {width} x {height} pixels{more}"

@@ -191,7 +191,7 @@ def _of_grid(
 
 
 def _dropped(hsdp: Hsdp) -> bool:
-    """Return true if weights are freed after a forward."""
+    """Returns true if weights are freed after a forward."""
     return hsdp.optimizer_level == "level3" and hsdp.shard_size > 1
 
 

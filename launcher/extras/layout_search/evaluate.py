@@ -127,7 +127,7 @@ class LayoutTrial:
         return {p: share * uneven.seconds * self.least.forward for p, share in shares.items()}
 
     def slow(self, plain: Predicted) -> bool:
-        """Return true if the layout is too slow under every policy."""
+        """Returns true if the layout is too slow under every policy."""
         again = min(self.again(plain, self.surely).values(), default=0.0)
         return NEAR * (plain.seconds + again) >= self.below < inf
 

@@ -114,7 +114,7 @@ class LoggerProcess:
         self._send(json.dumps({"ended": how}).encode())
 
     def busy(self) -> bool:
-        """Return true if the process still runs. Also sends waiting rows, as many as the pipe takes."""
+        """Returns true if the process still runs. Also sends waiting rows, as many as the pipe takes."""
         self._push()
         self._hear()
         return self._process.poll() is None

@@ -117,7 +117,7 @@ LONGEST_PARAM = 500  # characters of a parameter that all versions accept
 
 
 def local(uri: str) -> bool:
-    """Return true if a URI of MLflow names a place on this machine.
+    """Returns true if a URI of MLflow names a place on this machine.
 
     >>> local("file:///a/b"), local("/a/b"), local("sqlite:///a.db"), local("http://h:5000"), local("s3://a")
     (True, True, True, False, False)

@@ -283,7 +283,7 @@ def load_segmented_checkpoints(
 
 
 def _same(first: RankSource, other: RankSource, name: str) -> bool:
-    """Return true if both files have an equal tensor ``name``: step counters, for example, are in each."""
+    """Returns true if both files have an equal tensor ``name``: step counters, for example, are in each."""
     if first is other:
         return True
     return first.specs[name] == other.specs[name] and b"".join(first.chunks(name)) == b"".join(

@@ -43,7 +43,7 @@ def _paper(file: StrategyFile, known: Mapping[str, TensorSpec]) -> dict[str, Ten
 
 
 def _unsized(src: StrategyInput, dst: StrategyInput | None, name: str) -> bool:
-    """Return true if neither side has a shape for ``name``."""
+    """Returns true if neither side has a shape for ``name``."""
     sides = [side for side in (src, dst) if side is not None]
     files = [side for side in sides if isinstance(side, StrategyFile)]
     if len(files) < len(sides):

@@ -63,7 +63,7 @@ def load_into(net: Any, tensors: Mapping[str, Any], *, strict: bool) -> None:
 
 
 def _of_training(name: str, tensors: Mapping[str, Any]) -> bool:
-    """Return true if ``name`` is a counter, or an optimizer state of a parameter in the files."""
+    """Returns true if ``name`` is a counter, or an optimizer state of a parameter in the files."""
     ours = name.split(".", 2)
     if ours[0] == "optim" and ours[-1] in tensors:
         return True
@@ -106,7 +106,7 @@ def _misfit(name: str, new: Any, old: Any, strict: bool) -> str:
 
 
 def _fits(new: Any, dtype: Any) -> bool:
-    """Return true if a cast keeps every integer, and every finite number finite."""
+    """Returns true if a cast keeps every integer, and every finite number finite."""
     cast = new.to(dtype)
     if _kind(new) == "int":
         return bool((cast.to(new.dtype) == new).all())

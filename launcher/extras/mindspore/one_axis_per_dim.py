@@ -98,7 +98,7 @@ def _ways(s: Slicing, shape: tuple[int, ...], sliced: bool) -> Iterator[Slicing]
 
 
 def _one(s: Slicing, group: range) -> bool:
-    """Return true if the dims ``group`` can be one dim of the real tensor."""
+    """Returns true if the dims ``group`` can be one dim of the real tensor."""
     assert s.shape is not None
     complete = all(s.shape[d] == s.count(d) for d in group[:-1])
     return len(group) == 1 or (complete and all(s.dims[d] for d in group))

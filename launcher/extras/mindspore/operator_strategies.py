@@ -57,7 +57,7 @@ class NodeStrategies:
 
 
 def is_mindspores(data: Any) -> bool:
-    """Return true if parsed JSON is in this format."""
+    """Returns true if parsed JSON is in this format."""
     return isinstance(data, dict) and "format" not in data and SLICES in data
 
 

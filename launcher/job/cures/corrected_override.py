@@ -150,7 +150,7 @@ def _of_step(parts: Sequence[str], leaf: str, data: Any) -> str | None:
 
 
 def _may_be_meant(parts: Sequence[str], key: str, sections: Collection[str]) -> bool:
-    """Return true if ``key`` may be meant by ``parts``, which begin with an existing section.
+    """Returns true if ``key`` may be meant by ``parts``, which begin with an existing section.
 
     A key of another section may be meant if it is not deeper: train.lr means optim.lr, but checkpoint.dir
     does not mean logger.trackio.dir.

@@ -17,7 +17,7 @@ WEIGHT_SOURCES = {"train", "load", "import"}
 
 
 def kept(problem: Problem, origins: Origins, late: bool) -> bool:
-    """Return true if the cure keeps what the user has set, or moves it to the nearest possible value.
+    """Returns true if the cure keeps what the user has set, or moves it to the nearest possible value.
 
     ``late``: each value is valid by itself but conflicts with others. Then none of them may change, because
     the user may mean any of them. Otherwise a cure may set the key itself to a new value, or move an unknown
@@ -36,13 +36,13 @@ def kept(problem: Problem, origins: Origins, late: bool) -> bool:
 
 
 def _typed_otherwise(key: str, new: Any, origins: Origins) -> bool:
-    """Return true if the command line sets ``key`` to another value."""
+    """Returns true if the command line sets ``key`` to another value."""
     origin = origins.of(key)
     return origin is not None and origin.typed and origins.value(key) != new
 
 
 def settable(parts: Sequence[str], origins: Origins) -> bool:
-    """Return true if the schema has this key for the chosen model, data set, optimizer and steps.
+    """Returns true if the schema has this key for the chosen model, data set, optimizer and steps.
 
     Below a user's own class any key is an argument.
     """
@@ -55,12 +55,12 @@ def settable(parts: Sequence[str], origins: Origins) -> bool:
 
 
 def overlap(key: str, other: str) -> bool:
-    """Return true if the keys are equal, or one is below the other."""
+    """Returns true if the keys are equal, or one is below the other."""
     return key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.")
 
 
 def _kept(key: str, new: Any, origins: Origins) -> bool:
-    """Return true if ``new`` preserves the meaning of what the user set at ``key``."""
+    """Returns true if ``new`` preserves the meaning of what the user set at ``key``."""
     old = origins.value(key)
     if old is None or old == new or not _set_by_user(key, origins):
         return True
@@ -84,7 +84,7 @@ def _kept(key: str, new: Any, origins: Origins) -> bool:
 
 
 def _set_by_user(key: str, origins: Origins) -> bool:
-    """Return true if the user's command line or files set ``key`` or a key below it."""
+    """Returns true if the user's command line or files set ``key`` or a key below it."""
     last = [*origins.all(key)[-1:], *(p[-1] for k, p in origins.places.items() if k.startswith(f"{key}."))]
     return any(place.typed or not place.shipped for place in last)
 

@@ -131,7 +131,7 @@ def _blamed(problem: Problem, typed: Sequence[Override], origins: Origins) -> Ov
 
 
 def _within(problem: Problem, group: Override) -> bool:
-    """Return true if ``problem`` is about a key of ``group``, or about one that is missing from it."""
+    """Returns true if ``problem`` is about a key of ``group``, or about one that is missing from it."""
     below = f"{group.key}."
     words = shlex.split(problem.cure)
     lacks = problem.key == group.key and bool(words) and all(w.startswith(below) for w in words)

@@ -50,7 +50,7 @@ def _one(problem: Problem, origins: Origins, secrets: Collection[str]) -> str:
 
 
 def _secret(cure: str, secrets: Collection[str]) -> bool:
-    """Return true if ``cure`` contains a secret."""
+    """Returns true if ``cure`` contains a secret."""
     return redact.hide(cure, secrets) != cure or any(redact.text(word) != word for word in shlex.split(cure))
 
 

@@ -42,7 +42,7 @@ def _kind(value: Any) -> str | None:
 
 
 def foreign(model: object) -> bool:
-    """Return true if a model's code is not ours: a user's own class, or one of transformers."""
+    """Returns true if a model's code is not ours: a user's own class, or one of transformers."""
     return isinstance(model, Target | HuggingFace)
 
 

@@ -162,7 +162,7 @@ class Tokens(Settings):
 
     @property
     def by_document(self) -> bool:
-        """Return true if the ends of documents matter."""
+        """Returns true if the ends of documents matter."""
         return self.document_mask or self.packing != "windows"
 
 

@@ -43,7 +43,7 @@ def nearest(word: object, names: Iterable[str], alike: float = 0.6) -> str | Non
 
 
 def _other_words(typed: str, name: str) -> bool:
-    """Return true if ``typed`` differs from ``name`` in words, not only in letters."""
+    """Returns true if ``typed`` differs from ``name`` in words, not only in letters."""
     mine, theirs = (re.findall(r"[a-z]+", text) for text in (typed, name))
     if _opposed("".join(mine), "".join(theirs)):
         return True
@@ -75,7 +75,7 @@ def _opposed(a: str, b: str) -> bool:
 
 
 def _alike(typed: str, word: str) -> bool:
-    """Return true if ``typed`` is ``word``, a shorter form of it, or a misspelling."""
+    """Returns true if ``typed`` is ``word``, a shorter form of it, or a misspelling."""
     short, long = sorted((typed, word), key=len)
     if long.startswith(short) or sorted(typed) == sorted(word):
         return True
@@ -96,7 +96,7 @@ def _ratio(a: str, b: str) -> float:
 
 
 def _same_numbers(a: str, b: str) -> bool:
-    """Return true if the digits of ``a`` and ``b`` allow for a misspelling.
+    """Returns true if the digits of ``a`` and ``b`` allow for a misspelling.
 
     They do if one text has no digits, if both have the same digits in any order, or if the digits of ``b``
     begin with those of ``a``.

@@ -88,7 +88,7 @@ class Job(Settings):
 
 
 def _accepts(key: str, value: Any) -> bool:
-    """Return true if ``value`` alone is valid at ``key``, a setting of ``parallel``."""
+    """Returns true if ``value`` alone is valid at ``key``, a setting of ``parallel``."""
     _, *parts = key.split(".")
     data = value
     for part in reversed(parts):

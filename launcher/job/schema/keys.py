@@ -101,7 +101,7 @@ def noted(note: Any = Job, above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def accepts(note: Any, value: Any) -> bool:
-    """Return true if ``value`` is valid at a key of type ``note``."""
+    """Returns true if ``value`` is valid at a key of type ``note``."""
     try:
         TypeAdapter(note).validate_python(value)
     except ValidationError:

@@ -70,5 +70,5 @@ class Logger(Settings):
 
     @property
     def services(self) -> bool:
-        """Return true if any logger is on besides the launcher's own files and progress lines."""
+        """Returns true if any logger is on besides the launcher's own files and progress lines."""
         return any((self.tensorboard, self.wandb, self.mlflow, self.trackio, self.others))

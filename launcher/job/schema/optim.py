@@ -88,7 +88,7 @@ def _below(name: str, groups: Mapping[Any, Any]) -> Iterator[tuple[str, dict[str
 
 
 def any_momentum(optim: SGD | Momentum) -> bool:
-    """Return true if the optimizer keeps a momentum buffer for any parameter."""
+    """Returns true if the optimizer keeps a momentum buffer for any parameter."""
     return any((optim.momentum, *(g.momentum for g in optim.groups.values())))
 
 

@@ -84,7 +84,7 @@ def _place(detail: ErrorDetails, data: Any) -> tuple[tuple[str, ...], int]:
 
 
 def _not_text(errors: list[tuple[int, ErrorDetails]]) -> bool:
-    """Return true if a key that accepts certain words got something other than text."""
+    """Returns true if a key that accepts certain words got something other than text."""
     return any(d["type"] == "literal_error" and not isinstance(d["input"], str) for _, d in errors)
 
 

@@ -41,7 +41,7 @@ _PAIR = re.compile(r"""(['"]?)([\w.-]+)\1(\s*[:=]\s*)(?=\S)(.*)""", re.DOTALL)
 
 @lru_cache(maxsize=4096)
 def secret(key: str) -> bool:
-    """Return true if any part of a dotted key names a secret, or resembles a name of one.
+    """Returns true if any part of a dotted key names a secret, or resembles a name of one.
 
     >>> [secret(key) for key in ("logger.api_key", "hub.token", "encrpytt")]
     [True, True, True]
@@ -55,7 +55,7 @@ def secret(key: str) -> bool:
 
 
 def hidden(key: str, value: Any) -> bool:
-    """Return true if ``value`` is a secret.
+    """Returns true if ``value`` is a secret.
 
     The place of a secret is none, nor is a boolean, nor a number of at most 9 digits at a token or key.
 
@@ -79,7 +79,7 @@ def _nearly(part: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _misspelled(word: str) -> bool:
-    """Return true if ``word`` resembles a word for a secret. Cached: a comparison takes 0.1 ms."""
+    """Returns true if ``word`` resembles a word for a secret. Cached: a comparison takes 0.1 ms."""
     return bool(get_close_matches(word, _RESEMBLED, 1, 0.75))
 
 
@@ -92,7 +92,7 @@ _DIGEST = re.compile(r"sha|digest|hash|revision|commit|checksum")
 
 
 def place(text: str) -> bool:
-    """Return true if ``text`` tells where a secret is stored, and is not a secret itself.
+    """Returns true if ``text`` tells where a secret is stored, and is not a secret itself.
 
     A name that may itself be the secret is treated as one.
 
@@ -174,7 +174,7 @@ def identity(line: str) -> str:
 
 
 def same(recorded: Any, value: Any) -> bool:
-    """Return true if ``recorded`` is ``value``, both as ``identified`` returns them.
+    """Returns true if ``recorded`` is ``value``, both as ``identified`` returns them.
 
     Older versions recorded ``***`` without a digest: such a value cannot be compared, and is no difference.
     """

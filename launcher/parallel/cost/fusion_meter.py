@@ -66,12 +66,12 @@ class FusionMeter:
         return len(self._seen)
 
     def keep(self, t: torch.Tensor) -> torch.Tensor:
-        """Note that ``t`` is saved for the backward."""
+        """Notes that ``t`` is saved for the backward."""
         self._kept[self._number(t)] = t.untyped_storage().nbytes()
         return t
 
     def see(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Note one operation and what it returned."""
+        """Notes one operation and what it returned."""
         inputs = list(tensors((args, kwargs)))
         reads = {self._number(t): _nbytes(t) for t in inputs}
         known = {t.untyped_storage()._cdata for t in inputs}
@@ -84,7 +84,7 @@ class FusionMeter:
             self._seen.append(_Operation(_kind(func), reads, makes, cost.moved))
 
     def spared(self, start: int, end: int | None = None) -> Operations:
-        """Return the bytes and kernels between two marks that a compiler saves by fusing operations."""
+        """Returns the bytes and kernels between two marks that a compiler saves by fusing operations."""
         operations = self._seen[start:end]
         still_moved = sum(_run(*run) for run in _runs(operations)) + sum(
             o.moved for o in operations if o.kind == "other"
@@ -94,7 +94,7 @@ class FusionMeter:
         return Operations(moved=max(0, moved - still_moved), kernels=max(0, len(operations) - kernels))
 
     def made_again(self, end: int, out: Iterable[torch.Tensor]) -> int:
-        """Return the bytes saved by the forward, up to ``end``, that a compiled backward recomputes instead.
+        """Returns the bytes saved by the forward, up to ``end``, that a compiled backward recomputes instead.
 
         These are results of fused operations. No library kernel reads them, and other saved tensors suffice
         to compute them.
@@ -114,7 +114,7 @@ class FusionMeter:
 def _follows(
     n: int, makers: dict[int, _Operation], there: set[int], droppable: Callable[[int], bool]
 ) -> bool:
-    """Return true if fused operations compute storage ``n`` from those in ``there``."""
+    """Returns true if fused operations compute storage ``n`` from those in ``there``."""
     todo, done = [*makers[n].reads], {n}
     while todo:
         m = todo.pop()
@@ -131,7 +131,7 @@ Run = tuple[list[_Operation], Sequence[_Operation]]
 
 
 def _runs(operations: Sequence[_Operation]) -> Iterator[Run]:
-    """Yield each run of fused operations between two others, with all operations."""
+    """Yields each run of fused operations between two others, with all operations."""
     run: list[_Operation] = []
     for o in (*operations, None):
         if o is not None and o.kind == "joined":
@@ -142,7 +142,7 @@ def _runs(operations: Sequence[_Operation]) -> Iterator[Run]:
 
 
 def _run(run: list[_Operation], operations: Sequence[_Operation]) -> int:
-    """Return the bytes that a run moves.
+    """Returns the bytes that a run moves.
 
     Each tensor from outside is read once. A result is written once if an operation outside reads it, or if
     none inside does.
@@ -166,5 +166,5 @@ def _kind(func: Any) -> str:
 
 
 def _nbytes(t: torch.Tensor) -> int:
-    """Return the bytes that one read of ``t`` moves: at most those of its storage, if ``t`` is expanded."""
+    """Returns the bytes that one read of ``t`` moves: at most those of its storage, if ``t`` is expanded."""
     return min(t.numel() * t.dtype.itemsize, t.untyped_storage().nbytes())

@@ -39,25 +39,25 @@ class OperationsMeter:
         self._seen: list[Operations] = []
 
     def see(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Note one operation and what it returned."""
+        """Notes one operation and what it returned."""
         operations = operations_of(func, args, kwargs, out)
         if operations is not None:
             self._seen.append(operations)
 
     def mark(self) -> int:
-        """Return a mark for ``since`` and ``forget``."""
+        """Returns a mark for ``since`` and ``forget``."""
         return len(self._seen)
 
     def since(self, mark: int) -> Operations:
         return total(self._seen[mark:])
 
     def forget(self, mark: int) -> None:
-        """Drop all operations since ``mark``."""
+        """Drops all operations since ``mark``."""
         del self._seen[mark:]
 
 
 def operations_of(func: Any, args: Any, kwargs: Any, out: Any) -> Operations | None:
-    """Return the work of one operation, or ``None`` for views and unwritten memory, which run no kernel."""
+    """Returns the work of one operation, or ``None`` for views and unwritten memory, which run no kernel."""
     packet = func._overloadpacket
     if packet in FREE or _view(func):
         return None
@@ -79,13 +79,13 @@ def operations_of(func: Any, args: Any, kwargs: Any, out: Any) -> Operations | N
 
 @cache
 def _view(func: Any) -> bool:
-    """Return true if ``func`` returns a view of its arguments and writes nothing."""
+    """Returns true if ``func`` returns a view of its arguments and writes nothing."""
     returned = [r.alias_info for r in func._schema.returns]
     return bool(returned) and all(a is not None and not a.is_write for a in returned)
 
 
 def _attention_flops(q: torch.Tensor, k: torch.Tensor, causal: bool) -> int:
-    """Return the flops of both products of (batch, heads, length, width), or half of them if causal."""
+    """Returns the flops of both products of (batch, heads, length, width), or half of them if causal."""
     batch, heads, length, width = q.shape
     flops = 4 * batch * heads * length * k.shape[2] * width
     return flops // 2 if causal else flops
@@ -96,7 +96,7 @@ def _causal(args: Any, kwargs: Any, at: int) -> bool:
 
 
 def _convolution(packet: Any, args: Any, out: Any) -> Operations:
-    """Return a convolution as a matrix product: of each position's neighborhood with the weight."""
+    """Returns a convolution as a matrix product: of each position's neighborhood with the weight."""
     if packet is aten.convolution:
         x, weight = args[:2]
         places, times = out.numel() // out.shape[1], 1
@@ -123,7 +123,7 @@ NARROW = (torch.float16, torch.bfloat16)
 
 
 def disagreement(func: Any, args: Sequence[Any]) -> str:
-    """Return the dtypes that a real kernel of ``func`` would refuse, with the user's line of code, or ""."""
+    """Returns the dtypes that a real kernel of ``func`` would refuse, with the user's line of code, or ""."""
     name = func._schema.name.removeprefix("aten::").removesuffix("_")
     at = ARGS_OF_ONE_DTYPE.get(name) or NORMS.get(name)
     if at is None:
@@ -143,7 +143,7 @@ def disagreement(func: Any, args: Sequence[Any]) -> str:
 
 
 def _autocast() -> bool:
-    """Return true if autocast is on around the operation.
+    """Returns true if autocast is on around the operation.
 
     The operation runs below autocast, where only the nesting depth shows it.
     """
@@ -173,7 +173,7 @@ _fused = ContextVar("fused", default=CPU)
 
 @contextmanager
 def counted_as(fused: SupportedKernels) -> Iterator[None]:
-    """Count operations as a device that has the kernels ``fused``."""
+    """Counts operations as a device that has the kernels ``fused``."""
     before = _fused.set(fused)
     try:
         yield
@@ -198,7 +198,7 @@ class FusedKernels(TorchFunctionMode):
 def _rms_norm(
     input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
 ) -> torch.Tensor | None:
-    """Run LayerNorm's kernel, which reads and saves the same bytes, except for one mean per row.
+    """Runs LayerNorm's kernel, which reads and saves the same bytes, except for one mean per row.
 
     Return ``None`` for a weight of another dtype, for which CUDA decomposes the norm too, and for tensors
     that are not on meta.
@@ -221,7 +221,7 @@ def _fused_attention(
     is_causal: bool = False,
     **more: Any,
 ) -> torch.Tensor | None:
-    """Run the fused kernel; return ``None`` if devices have none for this call, or off the meta device."""
+    """Runs the fused kernel; returns ``None`` if devices have none for this call, or off the meta device."""
     # what the kernel supports
     if not all(_takes(t) for t in (q, k, v)) or not q.shape[-1] == k.shape[-1] == v.shape[-1]:
         return None
@@ -240,7 +240,7 @@ def _fused_attention(
 
 
 def _takes(t: Any) -> bool:
-    """Return true if ``t`` is on meta and has dims batch, heads, length and width."""
+    """Returns true if ``t`` is on meta and has dims batch, heads, length and width."""
     return isinstance(t, torch.Tensor) and t.device.type == "meta" and t.dim() == 4
 
 
@@ -286,7 +286,7 @@ class _Flops(Dispatch):
 
 
 def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """Return the flops of one ATen operation, as torch's counter: of products, convolutions and attention."""
+    """Returns the flops of an ATen operation, as torch's counter: products, convolutions and attention."""
     if func._overloadpacket is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
         return _attention(*(t.shape for t in args[:3]))
     count = flop_registry.get(func._overloadpacket)
@@ -294,7 +294,7 @@ def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def _attention(q: torch.Size, k: torch.Size, v: torch.Size) -> int:
-    """Return the flops of attention for shapes (batch, heads, length, width).
+    """Returns the flops of attention for shapes (batch, heads, length, width).
 
     Keys and values may have fewer heads, which torch counts only since 2.13.
     """
@@ -321,14 +321,14 @@ class ForwardMeter:
         self.own(own)
 
     def own(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Exclude parameters and buffers from the count."""
+        """Excludes parameters and buffers from the count."""
         for t in tensors:
             storage = t.untyped_storage()
             self._seen.add(storage._cdata)
             self._alive.append(storage)
 
     def mark(self) -> Callable[[], None]:
-        """Return a function that resets the totals to their present values."""
+        """Returns a function that resets the totals to their present values."""
         saved, flops, began = self.saved, self._flops.total, self.operations.mark()
 
         def back() -> None:
@@ -347,7 +347,7 @@ class ForwardMeter:
         return tuple(self._flops.disagree)
 
     def tell(self, callback: Callable[[Any], None]) -> None:
-        """Call ``callback`` with every operation from now on."""
+        """Calls ``callback`` with every operation from now on."""
         self._flops.seen = callback
 
     @property

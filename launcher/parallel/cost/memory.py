@@ -107,7 +107,7 @@ class MetaMeter(MemoryMeter):
         return self._bytes - grads
 
     def restart(self) -> None:
-        """Measure new peaks from here."""
+        """Measures new peaks from here."""
         self.peak = self.now
         self.summed = self._bytes
 
@@ -143,7 +143,7 @@ class _WorkMeter(MetaMeter):
         self.generators: set[int] = set()
 
     def keep(self, t: torch.Tensor) -> torch.Tensor:
-        """Note a tensor that autograd saves, for saved-tensor hooks."""
+        """Notes a tensor that autograd saves, for saved-tensor hooks."""
         return self.fusion.keep(t) if self.entered else t
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -181,7 +181,7 @@ class BackwardMeter:
         self._known: dict[Any, Measured | None] = {}
 
     def measure(self, module: nn.Module, args: Any, kwargs: Any) -> Measured | None:
-        """Measure the backward of a call with ``args`` and ``kwargs``; ``None`` if it cannot be run."""
+        """Measures the backward of a call with ``args`` and ``kwargs``; ``None`` if it cannot be run."""
         arguments = tree_leaves((args, kwargs))
         regions = (m.forward.recomputed for m in _regions(module))
         key = (
@@ -200,7 +200,7 @@ class BackwardMeter:
 
 
 def _text(module: nn.Module) -> object:
-    """Return the text of a module, which equal modules share, or the module itself if ``str`` fails."""
+    """Returns the text of a module, which equal modules share, or the module itself if ``str`` fails."""
     try:
         return str(module)
     except Exception:
@@ -208,7 +208,7 @@ def _text(module: nn.Module) -> object:
 
 
 def _kind(value: Any) -> Any:
-    """Return everything in an argument that the cost of a call depends on."""
+    """Returns everything in an argument that the cost of a call depends on."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
     values = value.values() if value.is_nested else value  # the sizes of a nested tensor differ by call
@@ -216,13 +216,13 @@ def _kind(value: Any) -> Any:
 
 
 def _regions(module: nn.Module) -> list[Any]:
-    """Return the submodules that are recomputed."""
+    """Returns the submodules that are recomputed."""
     return [m for m in module.modules() if hasattr(m.forward, "recomputed")]
 
 
 @contextmanager
 def _counting(again: _RecomputedFlops, params: list[nn.Parameter]) -> Iterator[None]:
-    """Report recomputed forwards to ``again``; afterwards ``params`` have no gradients."""
+    """Reports recomputed forwards to ``again``; afterwards ``params`` have no gradients."""
     before = AGAIN.set(again.around)
     try:
         yield
@@ -233,7 +233,7 @@ def _counting(again: _RecomputedFlops, params: list[nn.Parameter]) -> Iterator[N
 
 
 def _outputs_with_grad(made: Any) -> list[torch.Tensor]:
-    """Return the outputs of a forward that a backward starts from; the rest can be freed."""
+    """Returns the outputs of a forward that a backward starts from; the rest can be freed."""
     return [t for t in tree_leaves(made) if isinstance(t, torch.Tensor) and t.requires_grad]
 
 
@@ -302,7 +302,7 @@ FEW = 1 << 24
 
 
 def _again_in_memory(module: nn.Module, args: Any, kwargs: Any) -> Backward:
-    """Return how the recomputation of a module that reads values differs from its forward.
+    """Returns how the recomputation of a module that reads values differs from its forward.
 
     It runs with zero weights and random inputs. If it fails with them, no difference is reported.
     """
@@ -339,7 +339,7 @@ def _again_in_memory(module: nn.Module, args: Any, kwargs: Any) -> Backward:
 
 
 def _around(region: nn.Module) -> PythonState:
-    """Return the state around a module: variables of its files, and of the process."""
+    """Returns the state around a module: variables of its files, and of the process."""
     return variables(files_of(region))
 
 
@@ -350,7 +350,7 @@ def _changed(
     streams: dict[str, bytes],
     generators: Container[int],
 ) -> Iterator[tuple[str, str]]:
-    """Yield the name of ``region`` with each attribute, variable or generator that its forward changed."""
+    """Yields the name of ``region`` with each attribute, variable or generator that its forward changed."""
     forward: Any = region.forward
     name = forward.recomputed.module
     yield from _drawn_from(region, generators)
@@ -362,13 +362,13 @@ def _changed(
 
 
 def _address(generator: Any) -> int:
-    """Return the address of a generator in torch; each call of an operation wraps it in another object."""
+    """Returns the address of a generator in torch; each call of an operation wraps it in another object."""
     address: int = generator._cdata
     return address
 
 
 def _drawn_from(region: nn.Module, generators: Container[int]) -> Iterator[tuple[str, str]]:
-    """Yield the name of ``region`` with each of its generators whose address is among ``generators``."""
+    """Yields the name of ``region`` with each of its generators whose address is among ``generators``."""
     forward: Any = region.forward
     top = forward.recomputed.module
     for path, m in region.named_modules(prefix=top):
@@ -378,7 +378,7 @@ def _drawn_from(region: nn.Module, generators: Container[int]) -> Iterator[tuple
 
 
 def _saved(module: nn.Module, args: Any, kwargs: Any) -> int:
-    """Return the bytes in use after a forward that keeps all that its backward needs."""
+    """Returns the bytes in use after a forward that keeps all that its backward needs."""
     meter = MetaMeter()
     token = PLAIN.set(True)
     try:
@@ -406,7 +406,7 @@ class _RecomputedFlops(Dispatch):
 
     @contextmanager
     def around(self, sent: Callable[[], Sent]) -> Iterator[None]:
-        """Count while a module is recomputed; afterwards ``sent`` returns what the module sent over tp."""
+        """Counts while a module is recomputed; afterwards ``sent`` returns what the module sent over tp."""
         try:
             with self, torch.device("meta"), FusedKernels():  # torch left these modes for the backward
                 yield
@@ -415,7 +415,7 @@ class _RecomputedFlops(Dispatch):
 
 
 def _generator_states(module: nn.Module) -> dict[str, bytes]:
-    """Return the states of the random generators among the attributes of modules."""
+    """Returns the states of the random generators among the attributes of modules."""
     return {
         f"{path}.{name}".lstrip("."): value.get_state().numpy().tobytes()
         for path, m in module.named_modules()
@@ -453,7 +453,7 @@ class _Deferred(Deferral):
 
 
 def product(func: Any, args: Any, kwargs: Any) -> Backward:
-    """Return the cost of a function that the glue calls with meta tensors."""
+    """Returns the cost of a function that the glue calls with meta tensors."""
     if func not in FORMS:
         return Backward()
     seen = _Deferred()

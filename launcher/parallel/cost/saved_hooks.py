@@ -32,7 +32,7 @@ PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
 
 
 def _packed(hooks: SavedHooks | None, t: torch.Tensor) -> torch.Tensor:
-    """Return what is saved for ``t`` by ``hooks``, which are entered."""
+    """Returns what is saved for ``t`` by ``hooks``, which are entered."""
     assert hooks is not None
     kept = hooks.keep(t)
     with _disable_current_modes(), torch._C.DisableTorchFunction():  # it is no operation of the forward
@@ -70,7 +70,7 @@ class SavedHooks:
 
     @contextmanager
     def _disabling(self, error_message: str) -> Iterator[None]:
-        """Suspend these hooks, and those of any ``SavedHooks`` entered before, while torch disables hooks.
+        """Suspends these hooks, and those of any ``SavedHooks`` entered before, while torch disables hooks.
 
         torch's function raises if hooks are active, so it still raises for hooks of other code.
         """
@@ -95,6 +95,6 @@ class SavedHooks:
         torch._C._autograd._pop_saved_tensors_default_hooks()
 
     def _on_top(self) -> bool:
-        """Return true if no other hooks were entered since."""
+        """Returns true if no other hooks were entered since."""
         top = torch._C._autograd._top_saved_tensors_default_hooks(False)
         return top is not None and top[1] is self._use

@@ -19,7 +19,7 @@ Build = Callable[[], nn.Module]
 
 
 def differing(build: Build, model: nn.Module, tape: Tape) -> str:
-    """Return why a small ``model`` of ``record`` cannot be built from its tape, or "" if it can."""
+    """Returns why a small ``model`` of ``record`` cannot be built from its tape, or "" if it can."""
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if tape.why or sum(t.numel() for t in named.values()) > SMALL:
         return ""
@@ -31,14 +31,14 @@ def differing(build: Build, model: nn.Module, tape: Tape) -> str:
 
 
 def plain_tensors(build: Build, seed: int) -> dict[str, Tensor]:
-    """Return every tensor of a plain construction, by first name, except those on the meta device."""
+    """Returns every tensor of a plain construction, by first name, except those on the meta device."""
     model = build_with_draws(build, seed)
     named = (*model.named_parameters(), *model.named_buffers())
     return {n: t for n, t in named if not t.is_meta}
 
 
 def unlike(made: Iterator[tuple[str, Tensor]], plain: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield the names of tensors that differ from those of ``plain`` by more than rounding."""
+    """Yields the names of tensors that differ from those of ``plain`` by more than rounding."""
     for name, t in made:
         if not same(t, plain[name]):
             yield name
@@ -46,7 +46,7 @@ def unlike(made: Iterator[tuple[str, Tensor]], plain: Mapping[str, Tensor]) -> I
 
 @torch.no_grad()
 def same(a: Tensor, b: Tensor) -> bool:
-    """Return true if two tensors have the same values, up to ``ROUNDINGS`` roundings of the largest."""
+    """Returns true if two tensors have the same values, up to ``ROUNDINGS`` roundings of the largest."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not (b.is_floating_point() or b.is_complex()):

@@ -51,7 +51,7 @@ def _getter(name: str) -> Any:
 
 
 def _requests_meta(func: Any, kwargs: Any) -> bool:
-    """Return true if the caller wants a new tensor on the meta device, by argument or by context."""
+    """Returns true if the caller wants a new tensor on the meta device, by argument or by context."""
     device = kwargs.get("device")
     if device is None and func in _device._device_constructors():
         device = getattr(_device, "CURRENT_DEVICE", None)
@@ -59,7 +59,7 @@ def _requests_meta(func: Any, kwargs: Any) -> bool:
 
 
 def _places(at: Any) -> Any:
-    """Return an index with a tensor in place of each list or array of numbers."""
+    """Returns an index with a tensor in place of each list or array of numbers."""
     if isinstance(at, tuple):
         return tuple(map(_places, at))
     if isinstance(at, np.ndarray):
@@ -119,7 +119,7 @@ class FakeDevice(TorchFunctionMode):
             self.tape.meta_requested = False
 
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run a function that reads values inside (``torch.allclose``), and return its result."""
+        """Runs a function that reads values inside (``torch.allclose``), and returns its result."""
         args, kwargs = tree_map_only(T, self.tape.look, (args, kwargs))
         with self.tape.paused():
             out = func(*args, **kwargs)
@@ -138,7 +138,7 @@ class FakeDevice(TorchFunctionMode):
         return out.replace("meta.", "") if isinstance(out, str) else out
 
     def _to(self, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Return the tensor itself for ``to("cpu")``, as for a tensor on the CPU."""
+        """Returns the tensor itself for ``to("cpu")``, as for a tensor on the CPU."""
         devices = [a for a in (*args[:1], kwargs.get("device")) if isinstance(a, str | torch.device)]
         if any(torch.device(a).type == "meta" for a in devices):
             self.tape.fail("moves a tensor to the meta device")
@@ -153,14 +153,14 @@ class FakeDevice(TorchFunctionMode):
         return t.to(*args, **kwargs)
 
     def _new(self, t: torch.Tensor, data: Any, **kwargs: Any) -> torch.Tensor:
-        """Run ``new_tensor``, which on the meta device would drop the values."""
+        """Runs ``new_tensor``, which on the meta device would drop the values."""
         kwargs = {"dtype": t.dtype} | {k: v for k, v in kwargs.items() if v is not None and k != "device"}
         if isinstance(data, T):
             data = data.detach().tolist()
         return torch.tensor(data, **kwargs)
 
     def _data(self, t: torch.Tensor, value: torch.Tensor) -> None:
-        """Assign ``t.data``: the new values move to the device of ``t``."""
+        """Assigns ``t.data``: the new values move to the device of ``t``."""
         if t.is_meta and not value.is_meta:
             value = self.tape.constant(value)
         elif value.is_meta and not t.is_meta:
@@ -170,7 +170,7 @@ class FakeDevice(TorchFunctionMode):
 
 @contextmanager
 def _patched(tape: Tape) -> Iterator[None]:
-    """Record ``nn.init.trunc_normal_``, which draws again until all values fit, as one operation.
+    """Records ``nn.init.trunc_normal_``, which draws again until all values fit, as one operation.
 
     Files are loaded and modules imported unrecorded, because other code uses their content later.
     """
@@ -203,7 +203,7 @@ def _patched(tape: Tape) -> Iterator[None]:
 
 
 def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Tape]:
-    """Build the model, with a tape running. The model's tensors are meta tensors.
+    """Builds the model, with a tape running. The model's tensors are meta tensors.
 
     A constructor that cannot be recorded runs in memory, and the tape says ``why``.
     """
@@ -234,7 +234,7 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
 
 
 def _checked(model: nn.Module, tape: Tape, away: Callable[[torch.Tensor], bool]) -> nn.Module:
-    """Return ``owned(model)``; the tape keeps the facts that replacing tensors loses.
+    """Returns ``owned(model)``; the tape keeps the facts that replacing tensors loses.
 
     ``away``: as in ``strangers``.
     """
@@ -252,12 +252,12 @@ def _checked(model: nn.Module, tape: Tape, away: Callable[[torch.Tensor], bool])
 
 
 def _plain_device() -> AbstractContextManager[Any]:
-    """Return a context with the CPU as the default device, if another is the default."""
+    """Returns a context with the CPU as the default device, if another is the default."""
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 def build_in_memory(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Return the full model with its values, in memory: as after ``torch.manual_seed(seed)``."""
+    """Returns the full model with its values, in memory: as after ``torch.manual_seed(seed)``."""
     with seeded(seed), _plain_device():
         model = owned(in_training(build))
     for module in model.modules():
@@ -273,7 +273,7 @@ def build_in_memory(build: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def build_with_draws(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Return the model with its values, built in memory by the operations themselves.
+    """Returns the model with its values, built in memory by the operations themselves.
 
     It draws the same random numbers as a recording from this seed, so a replay must give the same values.
     """
@@ -283,13 +283,13 @@ def build_with_draws(build: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def unknown(model: nn.Module, tape: Tape) -> list[str]:
-    """Return the names of tensors that the tape cannot reproduce."""
+    """Returns the names of tensors that the tape cannot reproduce."""
     named = (*model.named_parameters(), *model.named_buffers())
     return [n for n, t in named if tape.why or key(t) not in tape.log.touched or key(t) in tape.off]
 
 
 def owned(model: nn.Module) -> nn.Module:
-    """Turn attributes that are tensors into non-persistent buffers, so that they get values and a device.
+    """Turns attributes that are tensors into non-persistent buffers, so that they get values and a device.
 
     Raises ``RequestError`` for tensors that cannot be placed.
     """
@@ -328,7 +328,7 @@ def _refuse_sparse(name: str, t: torch.Tensor) -> None:
 
 
 def _emptied(model: nn.Module, tape: Tape) -> nn.Module:
-    """Replace the tensors of ``model`` that have values by meta tensors; the tape keeps the values."""
+    """Replaces the tensors of ``model`` that have values by meta tensors; the tape keeps the values."""
     twins: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for store in (module._parameters, module._buffers):
@@ -342,7 +342,7 @@ def _emptied(model: nn.Module, tape: Tape) -> nn.Module:
 
 
 def _twin(t: torch.Tensor, tape: Tape) -> torch.Tensor:
-    """Return the meta tensor in place of ``t``.
+    """Returns the meta tensor in place of ``t``.
 
     If ``t`` has hooks, the result is ``t`` itself, without its values.
     """

@@ -50,14 +50,14 @@ class InitialTensors:
         return replay(self.tape.log, self.names[name], name, self.tape.seed)
 
     def texts(self) -> dict[str, str]:
-        """Describe how each tensor is made; processes that make it in the same way return the same text."""
+        """Describes how each tensor is made; processes that make it in the same way return the same text."""
         if self.tape.why:
             return {n: str(t.detach().reshape(-1)[:SOME].tolist()) for n, t in self.real.items()}
         return origins(self.names, self.tape)
 
 
 def from_constructor(build: Callable[[], nn.Module], plan: Plan) -> tuple[nn.Module, InitialTensors]:
-    """Return the model on the meta device, and the source of its values.
+    """Returns the model on the meta device, and the source of its values.
 
     With deferred init, one tensor at a time is made; otherwise the full model is built once, from the seed.
     """
@@ -74,7 +74,7 @@ def from_constructor(build: Callable[[], nn.Module], plan: Plan) -> tuple[nn.Mod
 
 
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return every parameter and buffer under every name."""
+    """Returns every parameter and buffer under every name."""
     return {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
@@ -85,7 +85,7 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 def fill(
     parts: list[StagePart], plan: Plan, rank: int, device: torch.device, full_tensor: FullTensorOf
 ) -> None:
-    """Allocate this rank's pieces and fill them.
+    """Allocates this rank's pieces and fills them.
 
     A full tensor exists in memory only while it is made.
     """
@@ -108,7 +108,7 @@ def fill(
 
 
 def _share(part: StagePart, plan: Plan, made: dict[str, torch.Tensor]) -> None:
-    """Use one tensor, the first stage's, for an unsharded parameter of several stages of this rank."""
+    """Uses one tensor, the first stage's, for an unsharded parameter of several stages of this rank."""
     named = tensors(part.module)
     for placed, name, t in part.named(plan.params):
         if placed.sharded or placed.buffer or made.setdefault(placed.name, t) is t:
@@ -119,14 +119,14 @@ def _share(part: StagePart, plan: Plan, made: dict[str, torch.Tensor]) -> None:
 
 
 def _store(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
-    """Return the parameters or the buffers of a module that have the tensor ``name``, and its name there."""
+    """Returns the parameters or the buffers of a module that have the tensor ``name``, and its name there."""
     owner, _, attr = name.rpartition(".")
     inner = module.get_submodule(owner)
     return inner._parameters if attr in inner._parameters else inner._buffers, attr
 
 
 def _allocate(module: nn.Module, device: torch.device) -> None:
-    """Allocate real memory for every tensor, only once.
+    """Allocates real memory for every tensor, only once.
 
     Recurrent layers keep weak references to tensors that have memory.
     """

@@ -13,13 +13,13 @@ import torch
 
 
 def stream(seed: int, name: str) -> int:
-    """Return the seed of the random stream of ``name``: 63 bits of blake2b."""
+    """Returns the seed of the random stream of ``name``: 63 bits of blake2b."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little") >> 1
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch, ``random`` and numpy, as ``manual_seed`` does, and restore their states afterwards.
+    """Seeds torch, ``random`` and numpy, as ``manual_seed`` does, and restores their states afterwards.
 
     torch's generator of the CPU is seeded, but no GPU's: a process that will fork must not touch a GPU.
     """
@@ -73,7 +73,7 @@ class Streams:
         self._kept: list[torch.Generator] = []  # a freed generator's id could be reused
 
     def draw(self, generator: torch.Generator | None) -> Draw:
-        """Return the next draw from ``generator``; ``None`` is the default one."""
+        """Returns the next draw from ``generator``; ``None`` is the default one."""
         generator = torch.default_generator if generator is None else generator
         now = _print(generator)
         draw = self._next.get((id(generator), now)) or self._any.get(now)

@@ -66,7 +66,7 @@ class OpLog:
         self.ops.append(op)
 
     def doubtful(self) -> set[int]:
-        """Return the storages that may contain unwritten memory.
+        """Returns the storages that may contain unwritten memory.
 
         ``replay`` decides about those filled in part.
         """
@@ -79,7 +79,7 @@ class OpLog:
         return bad
 
     def origin(self, todo: Sequence[tuple[int, int]], name: str) -> list[int]:
-        """Return, in order, the places of the operations that compute the values of ``todo``.
+        """Returns, in order, the places of the operations that compute the values of ``todo``.
 
         ``todo`` has pairs of a storage and a place: the values that the storage has before that place.
         """
@@ -95,7 +95,7 @@ class OpLog:
         return sorted(chosen)
 
     def _past(self, at: int, before: int, name: str) -> list[int]:
-        """Return the places before ``before`` that made or changed storage ``at``, from the last fill on."""
+        """Returns the places before ``before`` that made or changed storage ``at``, from the last fill on."""
         places = self.touched.get(at, [])
         places = places[: bisect_left(places, before)]
         if not places:
@@ -105,17 +105,17 @@ class OpLog:
 
 
 def key(t: torch.Tensor) -> int:
-    """Return the key of the storage behind ``t``."""
+    """Returns the key of the storage behind ``t``."""
     return int(t.untyped_storage()._cdata)
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """Return the tensors among the leaves of ``tree``."""
+    """Returns the tensors among the leaves of ``tree``."""
     return [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
 def replay(log: OpLog, target: torch.Tensor, name: str, seed: int, fill: int | None = None) -> torch.Tensor:
-    """Return the full ``target`` with its values, on the CPU.
+    """Returns the full ``target`` with its values, on the CPU.
 
     Two tensors made from one draw agree. With ``fill``, every byte of unwritten memory has that value;
     otherwise it is undefined. Raises ``NotReplayable``.
@@ -126,7 +126,7 @@ def replay(log: OpLog, target: torch.Tensor, name: str, seed: int, fill: int | N
 
 
 def start(log: OpLog, draw: Draw, seed: int) -> None:
-    """Set the default generator to the state at which ``draw`` begins."""
+    """Sets the default generator to the state at which ``draw`` begins."""
     if draw.root is None:
         torch.default_generator.manual_seed(stream(seed, str(draw.at)))
         return
@@ -138,14 +138,14 @@ def start(log: OpLog, draw: Draw, seed: int) -> None:
 
 
 def _with(log: OpLog, place: int) -> list[int]:
-    """Return the places of the operations that the one at ``place`` needs, and ``place`` at the end."""
+    """Returns the places of the operations that the one at ``place`` needs, and ``place`` at the end."""
     op = log.ops[place]
     made = [(s, log.touched[s][0] + 1) for s in op.shapes if s in log.touched]
     return [*log.origin([*((r, place) for r in op.reads), *made], "a draw"), place]
 
 
 def _run(log: OpLog, places: Sequence[int], seed: int, fill: int | None) -> dict[int, torch.Tensor]:
-    """Return the content of each storage after the operations at ``places``."""
+    """Returns the content of each storage after the operations at ``places``."""
     real: dict[int, torch.Tensor] = {}
     with default_dtype(torch.get_default_dtype()):
         for place in places:
@@ -157,7 +157,7 @@ def _run(log: OpLog, places: Sequence[int], seed: int, fill: int | None) -> dict
 
 
 def _do(op: Op, real: dict[int, torch.Tensor], fill: int | None) -> None:
-    """Repeat one operation, in real memory."""
+    """Repeats one operation, in real memory."""
     torch.set_default_dtype(op.dtype)
     args, kwargs = tree_map_only(torch.Tensor, lambda t: _with_values(real, t), (op.args, op.kwargs))
     if "device" in kwargs:
@@ -175,7 +175,7 @@ def _do(op: Op, real: dict[int, torch.Tensor], fill: int | None) -> None:
 
 
 def _laid_out(t: torch.Tensor, recorded: torch.Tensor) -> torch.Tensor:
-    """Return ``t`` with the memory layout that was recorded, which later views rely on.
+    """Returns ``t`` with the memory layout that was recorded, which later views rely on.
 
     Kernels of the CPU (LAPACK, fft) may lay a result out differently from those of the meta device. Raises
     ``NotReplayable`` if shape or dtype differ, because no memory layout makes them equal then.
@@ -195,7 +195,7 @@ def _laid_out(t: torch.Tensor, recorded: torch.Tensor) -> torch.Tensor:
 
 
 def _with_values(real: dict[int, torch.Tensor], t: torch.Tensor) -> torch.Tensor:
-    """Return ``t`` with its values: the same bytes, read as ``t`` reads them.
+    """Returns ``t`` with its values: the same bytes, read as ``t`` reads them.
 
     A view may have another dtype (``.real``, ``.view(torch.int32)``), or be conjugated or negative.
     """

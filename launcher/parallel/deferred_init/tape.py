@@ -61,7 +61,7 @@ class ConstantTensor:
         return crc32(memoryview(flat.numpy()))  # type: ignore[arg-type]
 
     def own(self) -> None:
-        """Keep a copy of the values, because an operation is about to change them."""
+        """Keeps a copy of the values, because an operation is about to change them."""
         self.value = self.value.clone()
 
 
@@ -108,7 +108,7 @@ class Tape(Dispatch):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Run code that is not part of the constructor."""
+        """Runs code that is not part of the constructor."""
         self._pause += 1
         try:
             with torch._C.DisableTorchFunction():
@@ -140,7 +140,7 @@ class Tape(Dispatch):
         return out
 
     def _known(self, t: torch.Tensor) -> torch.Tensor:
-        """Return ``t``, or the meta tensor in place of it if it has values."""
+        """Returns ``t``, or the meta tensor in place of it if it has values."""
         if not t.is_meta:
             return self.constant(t)
         if key(t) not in self.log.touched and key(t) not in self.off:
@@ -150,7 +150,7 @@ class Tape(Dispatch):
         return t
 
     def remember(self, t: torch.Tensor) -> None:
-        """Record the values of a tensor that an earlier construction made, if one did."""
+        """Records the values of a tensor that an earlier construction made, if one did."""
         value = remembered(t)
         if value is not None:
             self.log.add(Op(ConstantTensor(value), makes=(t.detach(),)))
@@ -189,7 +189,7 @@ class Tape(Dispatch):
         self.log.add(op)
 
     def _placed(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Return true if the result is on the meta device for the constructor too; changes ``kwargs``."""
+        """Returns true if the result is on the meta device for the constructor too; changes ``kwargs``."""
         device = kwargs.get("device")
         gone = any(key(t) in self.off for t in tensors((args, kwargs)))
         takes_device = any(name == "device" for name, _ in _arguments(func))
@@ -207,7 +207,7 @@ class Tape(Dispatch):
         return device.type == "meta" and (self.meta_requested or gone)
 
     def _drawn(self, func: Any, args: Any, kwargs: Any, away: bool = False) -> tuple[Draw | None, Any, Any]:
-        """Return the draw of a random operation, and its arguments without the generator.
+        """Returns the draw of a random operation, and its arguments without the generator.
 
         The draw has the generator's state. On the meta device (``away``) nothing is drawn.
         """
@@ -222,14 +222,14 @@ class Tape(Dispatch):
         return self._streams.draw(used[0] if used else None), args, kwargs
 
     def _on_numbers(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Return true if an operation runs on real tensors: all of its tensors are, or it changes one."""
+        """Returns true if an operation runs on real tensors: all of its tensors are, or it changes one."""
         if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
             return False
         changes = any(not t.is_meta for t in _written(func, args, kwargs))
         return changes or all(not t.is_meta for t in tensors((args, kwargs)))
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation on real tensors, with the values of its meta tensors in their place."""
+        """Runs an operation on real tensors, with the values of its meta tensors in their place."""
         for t in _written(func, args, kwargs):
             for constant in self._lent.pop(key(t), ()):
                 constant.own()
@@ -249,7 +249,7 @@ class Tape(Dispatch):
         return out
 
     def _by_numbers(self, func: Any, args: Any, kwargs: Any, draw: Draw | None) -> Any:
-        """Run an operation that the meta device does not support, on real values."""
+        """Runs an operation that the meta device does not support, on real values."""
         arguments = tensors((args, kwargs))
         real: dict[int, torch.Tensor] = {id(t): self.look(t) for t in arguments}
         looked, named = tree_map_only(torch.Tensor, lambda t: real[id(t)], (args, kwargs))
@@ -264,7 +264,7 @@ class Tape(Dispatch):
         return tree_map_only(torch.Tensor, lambda t: back[id(t)] if id(t) in back else self.constant(t), out)
 
     def one(self, func: Callable[..., Any], target: torch.Tensor, args: Any, kwargs: Any) -> None:
-        """Record ``func(target, *args)``, which fills ``target`` with random values, as one operation."""
+        """Records ``func(target, *args)``, which fills ``target`` with random values, as one operation."""
         with self.paused():
             self._one(func, target, args, kwargs)
 
@@ -290,7 +290,7 @@ class Tape(Dispatch):
         self.log.add(op)
 
     def constant(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a meta tensor in place of ``value``, whose values are known."""
+        """Returns a meta tensor in place of ``value``, whose values are known."""
         constant = ConstantTensor(value.detach())
         constant.sum = constant.checksum()
         self._lent.setdefault(key(value), []).append(constant)
@@ -300,12 +300,12 @@ class Tape(Dispatch):
         return meta
 
     def look(self, t: torch.Tensor) -> torch.Tensor:
-        """Return the values that ``t`` has now, for a constructor that reads them."""
+        """Returns the values that ``t`` has now, for a constructor that reads them."""
         with self.paused():
             return t if not t.is_meta else replay(self.log, t, "a value", self.seed)
 
     def show(self, t: torch.Tensor) -> Any:
-        """Return ``t`` as a read-only numpy array; later changes of ``t`` fail the tape."""
+        """Returns ``t`` as a read-only numpy array; later changes of ``t`` fail the tape."""
         self._seen.add(key(t))
         array = self.look(t).numpy()
         array.flags.writeable = False
@@ -313,12 +313,12 @@ class Tape(Dispatch):
         return array
 
     def fail(self, why: str) -> None:
-        """Set ``why`` and raise ``NotReplayable``; ``why`` stays if the constructor catches the error."""
+        """Sets ``why`` and raises ``NotReplayable``; ``why`` stays if the constructor catches the error."""
         self.why = self.why or why
         raise NotReplayable(why)
 
     def finish(self, model: nn.Module) -> None:
-        """Check, after the constructor, that every tensor is known and no array was changed outside torch."""
+        """Checks after the constructor that all tensors are known and no array was changed outside torch."""
         for name, t in (*model.named_parameters(), *model.named_buffers()):
             self._known(t)
             if key(t) not in self.log.touched and key(t) not in self.off:
@@ -343,7 +343,7 @@ class PlainDraws(Tape):
 
 
 def remembered(t: torch.Tensor) -> torch.Tensor | None:
-    """Return the values of a meta tensor that an earlier construction made, or ``None``."""
+    """Returns the values of a meta tensor that an earlier construction made, or ``None``."""
     for tape in reversed(Tape.past):
         if key(t) in tape.log.touched and key(t) not in tape.off and _covers_storage(t):
             return tape.look(t)
@@ -355,12 +355,12 @@ def name_of(func: Any) -> str:
 
 
 def _random(func: Any) -> bool:
-    """Return true if ``func`` is random; a function of several operations has no tags, so it counts too."""
+    """Returns true if ``func`` is random; a function of several operations has no tags, so it counts too."""
     return torch.Tag.nondeterministic_seeded in getattr(func, "tags", (torch.Tag.nondeterministic_seeded,))
 
 
 def _covers_storage(t: torch.Tensor) -> bool:
-    """Return true if ``t`` covers every byte of its storage, each once."""
+    """Returns true if ``t`` covers every byte of its storage, each once."""
     size = 1
     for stride, n in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n != 1):
         if stride != size:
@@ -371,7 +371,7 @@ def _covers_storage(t: torch.Tensor) -> bool:
 
 @cache
 def _arguments(func: Any) -> tuple[tuple[str, bool], ...]:
-    """Return each argument of the schema, and whether it is written.
+    """Returns each argument of the schema, and whether it is written.
 
     The result is cached, because torch rebuilds the arguments on each access.
     """
@@ -379,7 +379,7 @@ def _arguments(func: Any) -> tuple[tuple[str, bool], ...]:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """Return the tensors that an operation changes."""
+    """Returns the tensors that an operation changes."""
     out = []
     for n, (name, write) in enumerate(_arguments(func)):
         if write:

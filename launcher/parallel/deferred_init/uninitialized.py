@@ -20,7 +20,7 @@ FILLS = (0x41, 0x42)  # a float of these bytes is neither tiny nor huge, at any 
 
 
 def problems(build: Build, model: nn.Module, tape: Tape) -> list[Problem]:
-    """Return the undefined tensors of ``model``, which ``record`` made from ``build``, with its ``tape``."""
+    """Returns the undefined tensors of ``model``, which ``record`` made from ``build``, with its ``tape``."""
     if tape.why:
         return _construction_problems(build, tape.seed)
     bare = [n for n, t in _named(model) if key(t) in tape.off]
@@ -30,7 +30,7 @@ def problems(build: Build, model: nn.Module, tape: Tape) -> list[Problem]:
 
 
 def _construction_problems(build: Build, seed: int) -> list[Problem]:
-    """Return the problems of a model that no tape can record, from three constructions."""
+    """Returns the problems of a model that no tape can record, from three constructions."""
     first, again, other = (_digests(build, seed, fill) for fill in (FILLS[0], *FILLS))
     bare = [n for n, digest in first.items() if not digest]
     loose = [n for n in first if first[n] != again.get(n)]
@@ -59,7 +59,7 @@ def _bare(name: str) -> Problem:
 
 
 def _unwritten(tape: Tape, name: str, t: torch.Tensor) -> bool:
-    """Return true if ``t`` depends on the content of unwritten memory."""
+    """Returns true if ``t`` depends on the content of unwritten memory."""
     if t.numel() == 0 or key(t) not in tape.log.doubtful():
         return False
     try:
@@ -95,7 +95,7 @@ def _digests(build: Build, seed: int, fill: int) -> dict[str, bytes]:
 
 
 def _unlike(build: Build, model: nn.Module, tape: Tape) -> list[str]:
-    """Return the names of tensors to which a second construction gives other values."""
+    """Returns the names of tensors to which a second construction gives other values."""
     builds = ((model, tape), record(build, tape.seed))
     first, second = (origins(dict(_named(m)), t) for m, t in builds)
     differ = [n for n in {**first, **second} if first.get(n) != second.get(n)]
@@ -103,7 +103,7 @@ def _unlike(build: Build, model: nn.Module, tape: Tape) -> list[str]:
 
 
 def _numbers(name: str, model: nn.Module, tape: Tape) -> bytes:
-    """Return a digest of a tensor's values.
+    """Returns a digest of a tensor's values.
 
     A construction that reads the cache of an earlier one records other operations, but must get equal values.
     """
@@ -112,7 +112,7 @@ def _numbers(name: str, model: nn.Module, tape: Tape) -> bytes:
 
 
 def origins(tensors: Mapping[str, torch.Tensor], tape: Tape) -> dict[str, str]:
-    """Describe by name how each tensor is made, without addresses in memory."""
+    """Describes by name how each tensor is made, without addresses in memory."""
     texts = _texts(tape.log)
     out = {}
     for name, t in tensors.items():
@@ -122,7 +122,7 @@ def origins(tensors: Mapping[str, torch.Tensor], tape: Tape) -> dict[str, str]:
 
 
 def _texts(log: OpLog) -> list[str]:
-    """Return a digest of each operation and of those that it needs."""
+    """Returns a digest of each operation and of those that it needs."""
     texts: list[str] = []
     for place, op in enumerate(log.ops):
         storages = sorted(op.reads, key=lambda s: log.touched.get(s, [0])[0])

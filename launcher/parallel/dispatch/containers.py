@@ -16,7 +16,7 @@ Path = tuple[tuple[str, Any], ...]
 
 
 def inside(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
-    """Yield every tensor in ``value`` with its path, in lists, tuples, mappings and dataclasses."""
+    """Yields every tensor in ``value`` with its path, in lists, tuples, mappings and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, Mapping):
@@ -31,12 +31,12 @@ def inside(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
-    """Return the tensors of ``inside``."""
+    """Returns the tensors of ``inside``."""
     return [t for _, t in inside(value)]
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """Return ``value`` with each of its tensors changed; values without tensors are returned as they are."""
+    """Returns ``value`` with each of its tensors changed; values without tensors are returned as they are."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if not tensors(value):
@@ -50,14 +50,14 @@ def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def repacked(value: PackedSequence, change: Callable[[torch.Tensor], Any]) -> PackedSequence:
-    """Return a packed sequence with its tensors changed, except the batch sizes, whose values torch reads."""
+    """Returns a packed sequence with its tensors changed, but not its batch sizes, which torch reads."""
     data, _, *order = value
     changed = (None if t is None else change(t) for t in order)
     return type(value)(change(data), value.batch_sizes, *changed)
 
 
 def contents(a: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments with which ``remade`` rebuilds a container.
+    """Returns the arguments with which ``remade`` rebuilds a container.
 
     The first is ``None`` if it is unknown how.
     """
@@ -73,7 +73,7 @@ def contents(a: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def filled(value: Any, objects: bool = False) -> Callable[[], bool]:
-    """Return a function that tells whether a list or mapping in ``value`` has changed.
+    """Returns a function that tells whether a list or mapping in ``value`` has changed.
 
     With ``objects``, dataclasses count too.
     """
@@ -109,7 +109,7 @@ def _object(value: Any) -> bool:
 
 
 def pick(value: Any, path: Path) -> Any:
-    """Return the object at ``path``."""
+    """Returns the object at ``path``."""
     for kind, key in path:
         value = getitem(value, key) if kind == "item" else getattr(value, key)
     return value
@@ -151,19 +151,19 @@ class ConstantFunction:
 
 
 def remade(kind: type, *args: Any, **kwargs: Any) -> Any:
-    """Return a container of ``kind``, with items in order or by name."""
+    """Returns a container of ``kind``, with items in order or by name."""
     if issubclass(kind, tuple | list) and not hasattr(kind, "_fields"):
         return kind(args)
     return kind(*args, **kwargs)
 
 
 def here() -> torch.device:
-    """Return the device of the rank that runs a graph; a stage that is built has the device in its place."""
+    """Returns the device of the rank that runs a graph; a stage that is built has the device in its place."""
     return torch.device("meta")
 
 
 def clone_with_strides(t: torch.Tensor) -> torch.Tensor:
-    """Return a copy of ``t`` with the same strides, for code that asks for them: ``clone`` closes gaps.
+    """Returns a copy of ``t`` with the same strides, for code that asks for them: ``clone`` closes gaps.
 
     The copy of an expanded tensor is contiguous, because several of its elements share one place.
     """

@@ -20,7 +20,7 @@ _known: dict[Any, Spec | tuple[Spec, ...]] = {}
 
 
 def run_cached(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return ``func(*args, **kwargs)``; meta tensors come from the cache if the same call was made before.
+    """Returns ``func(*args, **kwargs)``; meta tensors come from the cache if the same call was made before.
 
     Only operations whose results are new tensors, each with its own memory, are cached.
     """
@@ -45,7 +45,7 @@ def _made(spec: Any) -> torch.Tensor:
 
 @cache
 def _opaque(func: Any) -> bool:
-    """Return true if ``func`` writes its arguments, returns a view of them, or is not an ATen operation.
+    """Returns true if ``func`` writes its arguments, returns a view of them, or is not an ATen operation.
 
     The results of a user-defined operation may depend on anything.
     """
@@ -54,7 +54,7 @@ def _opaque(func: Any) -> bool:
 
 
 def _key(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return everything that the shapes of the result depend on, or ``None`` if that is not known."""
+    """Returns everything that the shapes of the result depend on, or ``None`` if that is not known."""
     if torch._C._functorch.maybe_current_level() is not None:
         return None
     parts = [func, torch.get_default_dtype()]
@@ -64,7 +64,7 @@ def _key(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _add(parts: list[Any], value: Any) -> bool:
-    """Add ``value`` to the key, a tensor as its shape, a number with its type; return false if impossible."""
+    """Adds ``value`` to the key, a tensor as its shape, a number with its type; false if it cannot."""
     kind = type(value)
     if kind in KINDS:
         if not value.is_meta or value.layout is not torch.strided:
@@ -90,7 +90,7 @@ def _add(parts: list[Any], value: Any) -> bool:
 
 
 def _fresh(out: Any, args: Any, kwargs: Any) -> Any:
-    """Return the specs of ``out``, or ``()`` if one of its tensors is not new or shares memory."""
+    """Returns the specs of ``out``, or ``()`` if one of its tensors is not new or shares memory."""
     made = (out,) if type(out) is torch.Tensor else out
     if type(made) is not tuple or not made or not all(map(_bare, made)):
         return ()
@@ -105,12 +105,12 @@ def _fresh(out: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _bare(t: Any) -> bool:
-    """Return true if ``t`` is a dense meta tensor and not of a subclass."""
+    """Returns true if ``t`` is a dense meta tensor and not of a subclass."""
     return type(t) is torch.Tensor and t.is_meta and t.layout is torch.strided
 
 
 def _odd(t: torch.Tensor) -> bool:
-    """Return true if ``empty_strided`` makes a tensor that differs from ``t``."""
+    """Returns true if ``empty_strided`` makes a tensor that differs from ``t``."""
     like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=META)
     same = t.storage_offset() == 0 and t.untyped_storage().nbytes() == like.untyped_storage().nbytes()
     return not same or t.is_conj() or t.is_neg() or t.requires_grad

@@ -36,7 +36,7 @@ class Dispatch(TorchDispatchMode):
 
 
 def draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return true if an operator draws random numbers; attention does so only with dropout."""
+    """Returns true if an operator draws random numbers; attention does so only with dropout."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     for n, a in enumerate(func._schema.arguments):
@@ -46,12 +46,12 @@ def draws(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def batched(t: Any) -> bool:
-    """Return true if ``torch.vmap`` or another transform wraps ``t``: it has no memory, no use outside."""
+    """Returns true if ``torch.vmap`` or another transform wraps ``t``: it has no memory, no use outside."""
     return isinstance(t, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
 def sparse_parts(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the tensors with the indices and the values of a sparse tensor, if its layout has them."""
+    """Returns the tensors with the indices and the values of a sparse tensor, if its layout has them."""
     with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
         if t.layout is torch.sparse_coo:
             return t._indices(), t._values()
@@ -64,7 +64,7 @@ def sparse_parts(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Set the dtype of new floating-point tensors for the block."""
+    """Sets the dtype of new floating-point tensors for the block."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -80,7 +80,7 @@ PLAIN_TYPES = frozenset(
 
 
 def tree_leaves(tree: Any) -> list[Any]:
-    """Return all values that are not containers, in order."""
+    """Returns all values that are not containers, in order."""
     out: list[Any] = []
     _gather(tree, out)
     return out
@@ -101,7 +101,7 @@ def _gather(value: Any, out: list[Any]) -> None:
 
 
 def tree_map_only(kind: type, change: Callable[[Any], Any], tree: Any) -> Any:
-    """Return a copy of ``tree`` with ``change`` applied to the leaves of class ``kind``."""
+    """Returns a copy of ``tree`` with ``change`` applied to the leaves of class ``kind``."""
     mine = type(tree)
     if mine in PLAIN_TYPES:
         return change(tree) if isinstance(tree, kind) else tree
@@ -148,7 +148,7 @@ class Surroundings:
         self._level = forward_ad._current_level
 
     def entered(self) -> str:
-        """Describe what the user's code has entered or replaced since the record was made; "" if nothing."""
+        """Describes what the user's code has entered or replaced since the record was made; "" if nothing."""
         for mode in _modes():
             if _is_users(type(mode)) and all(mode is not m for m in self._modes):
                 return f"the mode {type(mode).__name__}"

@@ -10,7 +10,7 @@ from torch import nn
 
 
 def in_training(build: Callable[[], nn.Module]) -> nn.Module:
-    """Return a new model in the state in which a training loop begins: after ``model.train()``.
+    """Returns a new model in the state in which a training loop begins: after ``model.train()``.
 
     If a module overrides ``_apply``, for example to keep a buffer in float32, this also has the effects that
     ``model.to(device)`` has on it.
@@ -23,7 +23,7 @@ def in_training(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def is_dropout(module: nn.Module) -> bool:
-    """Return true if ``module`` is one of torch's whose only draw is dropout, which can be turned off."""
+    """Returns true if ``module`` is one of torch's whose only draw is dropout, which can be turned off."""
     known = isinstance(module, nn.modules.dropout._DropoutNd | nn.MultiheadAttention)
     return known and type(module).forward.__module__.startswith("torch.")
 
@@ -41,7 +41,7 @@ class Modes:
 
     @classmethod
     def from_model(cls, model: nn.Module, trial: nn.Module) -> Modes:
-        """Read the flags that the modules of ``model`` get, by switching ``trial``, a copy of it.
+        """Reads the flags that the modules of ``model`` get, by switching ``trial``, a copy of it.
 
         ``model`` itself stays in training mode, because its ``train`` may count calls or merge weights.
         """
@@ -52,7 +52,7 @@ class Modes:
         return cls(tuple(zip(model.modules(), training, evaluating, strict=True)))
 
     def switch(self, parts: Iterable[nn.Module], training: bool) -> None:
-        """Do to ``parts`` of the model what ``model.train(training)`` does."""
+        """Does to ``parts`` of the model what ``model.train(training)`` does."""
         for part in parts:
             part.train(training)
         for module, trains, evaluates in self.flags:
@@ -61,7 +61,7 @@ class Modes:
 
 @contextmanager
 def evaluating(models: Iterable[nn.Module]) -> Iterator[None]:
-    """Put full models in evaluation mode; afterwards each module gets its previous mode again."""
+    """Puts full models in evaluation mode; afterwards each module gets its previous mode again."""
     models = tuple(models)
     was = [(m, m.training) for model in models for m in model.modules()]
     for model in models:

@@ -11,12 +11,12 @@ OUTSIDE = (torch.__file__.rpartition("__init__")[0], __file__.rpartition("parall
 
 
 def of_error(error: BaseException) -> str:
-    """Return the user's file and line that raised ``error``, or "" if there is none."""
+    """Returns the user's file and line that raised ``error``, or "" if there is none."""
     return _last(traceback.extract_tb(error.__traceback__))
 
 
 def of_now() -> str:
-    """Return the user's file and line that is running, or ""."""
+    """Returns the user's file and line that is running, or ""."""
     return _last(traceback.extract_stack())
 
 

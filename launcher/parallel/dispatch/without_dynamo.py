@@ -20,7 +20,7 @@ UNTRACED = "__dynamo_disable"
 
 @contextmanager
 def without_dynamo() -> Iterator[None]:
-    """Mark the kernels as untraced for the block, unless dynamo has been imported already.
+    """Marks the kernels as untraced for the block, unless dynamo has been imported already.
 
     Even if the block compiles, it traces no kernel: dynamo is not active while a meta kernel runs.
     """
@@ -36,7 +36,7 @@ def without_dynamo() -> Iterator[None]:
 
 
 def _disabled() -> list[FunctionType]:
-    """Return the functions that wrappers of ``torch._disable_dynamo`` call, in all kernels in Python."""
+    """Returns the functions that wrappers of ``torch._disable_dynamo`` call, in all kernels in Python."""
     wrapper = _disable_dynamo(_disabled).__code__
     waiting = [kernel for table in global_decomposition_table.values() for kernel in table.values()]
     seen: set[int] = set()
@@ -54,7 +54,7 @@ def _disabled() -> list[FunctionType]:
 
 
 def _filled(cell: object) -> bool:
-    """Return true if a variable of an outer function has a value yet."""
+    """Returns true if a variable of an outer function has a value yet."""
     try:
         cell.cell_contents  # type: ignore[attr-defined]  # noqa: B018
     except ValueError:

@@ -52,13 +52,13 @@ class Turn:
 
 
 def _gathered(p: Any) -> torch.Tensor:
-    """Return the tensor of FSDP2's record ``p`` that modules compute with."""
+    """Returns the tensor of FSDP2's record ``p`` that modules compute with."""
     tensor: torch.Tensor = getattr(p, "_unsharded_param", p.sharded_param)
     return tensor
 
 
 def _piece(p: Any) -> Used:
-    """Return this rank's piece of the tensor that modules compute with, and its shard."""
+    """Returns this rank's piece of the tensor that modules compute with, and its shard."""
     full, shard = local(p._unsharded_param), local(p.sharded_param)
     dim, n = p.fsdp_placement.dim, p.mesh_info.shard_mesh_size
     first = min(-(-full.shape[dim] // n) * p.mesh_info.shard_mesh_rank, full.shape[dim])
@@ -108,13 +108,13 @@ class GatherOrder:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Enter around a forward; it has turns only at level3, which gathers in the forward."""
+        """Enters around a forward; it has turns only at level3, which gathers in the forward."""
         with self._pass(self._forward if self._gathers else None):
             yield
 
     @contextmanager
     def backward(self) -> Iterator[None]:
-        """Enter around a backward whose gradients are reduced while it runs."""
+        """Enters around a backward whose gradients are reduced while it runs."""
         with self._pass(self._backward):
             yield
 
@@ -132,7 +132,7 @@ class GatherOrder:
 
     @contextmanager
     def filling(self) -> Iterator[None]:
-        """Enter around reductions of all groups, in FSDP2's order, which is that of the modules."""
+        """Enters around reductions of all groups, in FSDP2's order, which is that of the modules."""
         self._filling = True
         try:
             yield
@@ -140,14 +140,14 @@ class GatherOrder:
             self._filling = False
 
     def params(self) -> list[Any]:
-        """Return FSDP2's record of each trainable parameter, in the same order on every rank."""
+        """Returns FSDP2's record of each trainable parameter, in the same order on every rank."""
         return [p for g in self.groups.values() for p in g.fsdp_params if p.sharded_param.requires_grad]
 
     def _root(self) -> Any:
         return fully_shard.state(self.part.module)  # type: ignore[attr-defined]
 
     def _enter(self, i: int, enter: Any, *args: Any) -> Any:
-        """Run before a module of group ``i`` is called."""
+        """Runs before a module of group ``i`` is called."""
         if torch.is_inference_mode_enabled():  # the backward gathers again, outside of inference mode
             with torch.inference_mode(False), torch.no_grad():
                 return self._enter(i, enter, *args)
@@ -172,20 +172,20 @@ class GatherOrder:
         return out
 
     def _leave(self, i: int, leave: Any, *args: Any) -> Any:
-        """Run after a module of group ``i`` is called."""
+        """Runs after a module of group ``i`` is called."""
         for p in self.groups[i].fsdp_params:
             self.lost.note(p.sharded_param, _gathered(p), self._seen[id(p)])
         return leave(*args)
 
     def _free(self, i: int, free: Any) -> None:
-        """Compare this rank's piece of each gathered weight of group ``i`` with its shard; then free them."""
+        """Compares this rank's piece of each gathered weight of group ``i`` with its shard; frees them."""
         if self.compares and self.groups[i].is_unsharded:
             params = self.groups[i].fsdp_params
             self.lost.compare([_piece(p) for p in params if hasattr(p, "_unsharded_param")])
         free()
 
     def _gather(self, i: int, gather: Any, *args: Any) -> None:
-        """Run before backward passes group ``i``.
+        """Runs before backward passes group ``i``.
 
         ``args`` says whether FSDP2 may prefetch by its own rule.
         """
@@ -201,7 +201,7 @@ class GatherOrder:
             self._ahead(i)
 
     def _round(self, i: int) -> None:
-        """Round gradients to the precision of their weight, as in one process.
+        """Rounds gradients to the precision of their weight, as in one process.
 
         Since torch 2.15 FSDP2 accepts wider gradients. An RMSNorm computes the gradient of a half-precision
         weight in float32, and the gradients of two uses of a table are summed in float32.
@@ -214,7 +214,7 @@ class GatherOrder:
                 unsharded.register_hook(Rounding(unsharded.dtype))
 
     def _reduce(self, i: int, reduce: Any, *unused: Any) -> None:
-        """Run after backward has passed group ``i``."""
+        """Runs after backward has passed group ``i``."""
         group = self.groups[i]
         due = self._due(i) if group.reduce_grads else ""
         if due == "reduce":
@@ -228,7 +228,7 @@ class GatherOrder:
             group.reduce_grads = True
 
     def _due(self, i: int) -> str:
-        """Return the turn of group ``i``: "reduce", "pause", or "" if no gradient of it should be left."""
+        """Returns the turn of group ``i``: "reduce", "pause", or "" if no gradient of it should be left."""
         if self._filling:
             return "reduce"
         at = self._next(i, "pause", "reduce") if self._turns is self._backward else None
@@ -244,7 +244,7 @@ class GatherOrder:
         return None
 
     def _take(self, i: int, *kinds: str) -> Turn | None:
-        """Take the next turn of group ``i``, after all turns before it; ``None`` if it has none left."""
+        """Takes the next turn of group ``i``, after all turns before it; ``None`` if it has none left."""
         at = self._next(i, *kinds)
         if at is None or self._turns is None:
             return None
@@ -253,7 +253,7 @@ class GatherOrder:
         return self._turns[at]
 
     def _catch_up(self, until: int) -> None:
-        """Run the collectives before turn ``until`` that this rank has skipped: other ranks may run them."""
+        """Runs the collectives before turn ``until`` that this rank has skipped: other ranks may run them."""
         assert self._turns is not None
         while self._at < until:
             at = self._at
@@ -273,7 +273,7 @@ class GatherOrder:
             self._at = at + 1
 
     def _ahead(self, i: int) -> None:
-        """Prefetch the group that backward needs next.
+        """Prefetches the group that backward needs next.
 
         FSDP2's own rule depends on the forwards that this rank ran.
         """
@@ -283,7 +283,7 @@ class GatherOrder:
             group._prefetch_unshard(group, "backward")
 
     def fill_missing_gradients(self, i: int) -> None:
-        """Add zeros for the gradients that this rank lacks; all in one dtype, as FSDP2 requires."""
+        """Adds zeros for the gradients that this rank lacks; all in one dtype, as FSDP2 requires."""
         # the gradients that exist
         params = [p for p in self.groups[i].fsdp_params if p.sharded_param.requires_grad]
         if SUMS_APART:
@@ -320,14 +320,14 @@ def _group(part: StagePart, row: GatherGroup) -> Any:
 
 
 def _chain(rows: dict[int, GatherGroup]) -> dict[int, int]:
-    """Return for each group the one to prefetch while backward passes it; for the root, the last group."""
+    """Returns for each group the one to prefetch while backward passes it; for the root, the last group."""
     units = [i for i, g in rows.items() if g.modules != ("",)]
     out = {i: before for before, i in pairwise(units) if rows[i].chained}
     return out | {i: units[-1] for i, g in rows.items() if g.modules == ("",) and units}
 
 
 def _backward(visits: list[tuple[int, bool]]) -> Iterator[Turn]:
-    """Yield the turns of a backward: autograd passes the forward's visits in reverse."""
+    """Yields the turns of a backward: autograd passes the forward's visits in reverse."""
     first = {group: n for n, (group, begins) in reversed([*enumerate(visits)]) if begins}
     for n, (group, begins) in reversed([*enumerate(visits)]):
         over = "reduce" if first.get(group) == n else "pause"
@@ -335,14 +335,14 @@ def _backward(visits: list[tuple[int, bool]]) -> Iterator[Turn]:
 
 
 def unreduced(p: Any) -> torch.Tensor | None:
-    """Return the gradient of FSDP2's parameter that is not reduced yet, or ``None``."""
+    """Returns the gradient of FSDP2's parameter that is not reduced yet, or ``None``."""
     summed: torch.Tensor | None = p.unsharded_accumulated_grad
     return p._unsharded_param.grad if summed is None and hasattr(p, "_unsharded_param") else summed
 
 
 @torch.no_grad()
 def agree(orders: list[GatherOrder], meshes: Meshes) -> None:
-    """Set gradients to ``None`` after a step if every rank missed them in every micro batch.
+    """Sets gradients to ``None`` after a step if every rank missed them in every micro batch.
 
     With zeros an optimizer would decay the weight.
     """
@@ -382,7 +382,7 @@ class Prefetch:
             order.before_use = self.reach
 
     def start(self) -> None:
-        """Begin a step or an evaluation, after the optimizer has updated the weights."""
+        """Begins a step or an evaluation, after the optimizer has updated the weights."""
         self.end()  # after a step that failed
         self._begun = 0
         self._settled.clear()
@@ -390,7 +390,7 @@ class Prefetch:
             self.reach(self._turns[0].group)
 
     def reach(self, group: int) -> None:
-        """Begin the gathers that are due before ``group`` is used."""
+        """Begins the gathers that are due before ``group`` is used."""
         until = self._turns[self._at[group]].until
         while self._begun < until:
             next_group = self._orders[self._begun].groups[self._turns[self._begun].group]
@@ -400,7 +400,7 @@ class Prefetch:
 
     @contextmanager
     def forward(self, stage: int) -> Iterator[None]:
-        """Enter around a forward of ``stage``.
+        """Enters around a forward of ``stage``.
 
         After its first forward all of its groups are gathered, used or not.
         """
@@ -420,7 +420,7 @@ class Prefetch:
             self._orders[n].groups[group].wait_for_unshard()
 
     def end(self) -> None:
-        """Free the weights that no backward has freed, such as those of an evaluation."""
+        """Frees the weights that no backward has freed, such as those of an evaluation."""
         for turn, order in zip(self._turns, self._orders, strict=True):
             group = order.groups[turn.group]
             group.wait_for_unshard()

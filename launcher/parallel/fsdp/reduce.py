@@ -51,7 +51,7 @@ class ReduceScatter:
         self._work: Any = _reduce_scatter(self._out, send_buffer, group=group, async_op=True)
 
     def proceed(self) -> None:
-        """Wait for the scatter, free its input, and start the sum over replicas."""
+        """Waits for the scatter, frees its input, and starts the sum over replicas."""
         if self._send_buffer is None:
             return
         self._wait()
@@ -60,7 +60,7 @@ class ReduceScatter:
             self._work = dist.all_reduce(self._out, group=self._replicas, async_op=True)
 
     def end(self) -> None:
-        """Wait, and add the result to the gradients of the shards."""
+        """Waits, and adds the result to the gradients of the shards."""
         self.proceed()
         self._wait()
         out = self._out.to(self._params[0].orig_dtype)
@@ -80,13 +80,13 @@ class ReduceScatter:
 
 
 def _rows_first(p: Any, grad: Tensor, ranks: int) -> Tensor:
-    """Return the gradient's chunks, one per rank, concatenated along dim 0."""
+    """Returns the gradient's chunks, one per rank, concatenated along dim 0."""
     dim = p.fsdp_placement.dim
     return grad if dim == 0 else torch.cat(grad.chunk(ranks, dim), 0)
 
 
 def _padded(grad: Tensor, ranks: int) -> int:
-    """Return the size of a gradient whose rows are padded to a multiple of ``ranks``."""
+    """Returns the size of a gradient whose rows are padded to a multiple of ``ranks``."""
     rows, *rest = grad.shape
     return -(-rows // ranks) * ranks * prod(rest)
 
@@ -133,7 +133,7 @@ class ReduceOrder:
 
     @contextmanager
     def forward(self, micro: int) -> Iterator[None]:
-        """Enter around a forward that a backward will follow."""
+        """Enters around a forward that a backward will follow."""
         self._calls[micro], self._unknown[micro] = Counter(), set()
         self._closed.clear()
         self._waiting = list(self._queue)
@@ -145,26 +145,26 @@ class ReduceOrder:
 
     @contextmanager
     def last_backward(self, micro: int) -> Iterator[None]:
-        """Enter around the backward of ``micro``, the last of a step."""
+        """Enters around the backward of ``micro``, the last of a step."""
         self._backward = micro if self._early else None
         yield
         self._backward = None
 
     def flush(self) -> None:
-        """Send all remaining buckets, after the last backward."""
+        """Sends all remaining buckets, after the last backward."""
         while self._waiting:
             self._send(self._waiting.pop(0))
         self._calls.clear()
         self._unknown.clear()
 
     def end(self) -> None:
-        """Wait for all reductions at the end of a step: the shards have their gradients then."""
+        """Waits for all reductions at the end of a step: the shards have their gradients then."""
         for scatter in self._under_way:
             scatter.end()
         self._under_way.clear()
 
     def _enter(self, i: int, register: Any, args: Any, kwargs: Any) -> Any:
-        """Count a call of a module of group ``i``, and register a hook for its backward."""
+        """Counts a call of a module of group ``i``, and registers a hook for its backward."""
         registered = register(args, kwargs)
         micro = self._forward
         if micro is None:
@@ -179,7 +179,7 @@ class ReduceOrder:
         return registered
 
     def _past(self, micro: int, i: int, *grads: Any) -> None:
-        """Note that the backward has passed a call, and send the buckets that are due."""
+        """Notes that the backward has passed a call, and sends the buckets that are due."""
         if micro != self._backward:
             return
         self._calls[micro][i] -= 1
@@ -191,7 +191,7 @@ class ReduceOrder:
         return i in calls and not calls[i] and i not in self._unknown[micro]
 
     def _send(self, bucket: _Bucket) -> None:
-        """Send the gradients of a bucket and free the weights of its groups.
+        """Sends the gradients of a bucket and frees the weights of its groups.
 
         The previous bucket may still be in flight.
         """
@@ -212,7 +212,7 @@ class ReduceOrder:
             self._under_way.append(ReduceScatter(bucket.params, grads, dtype))
 
     def _finish(self, i: int, post_backward: Any, *unused: Any) -> None:
-        """Run FSDP2's own hook without a reduction, after a backward and at the end of a step.
+        """Runs FSDP2's own hook without a reduction, after a backward and at the end of a step.
 
         Raises ``RunError`` if a gradient came after its group was reduced.
         """
@@ -248,7 +248,7 @@ def _buckets(order: GatherOrder, plan: Plan) -> Iterator[_Bucket]:
 
 
 def _take(p: Any) -> torch.Tensor:
-    """Remove the full gradient from FSDP2's parameter, and return it."""
+    """Removes the full gradient from FSDP2's parameter, and returns it."""
     grad: torch.Tensor
     if SUMS_APART and p.unsharded_accumulated_grad is not None:
         grad, p.unsharded_accumulated_grad = p.unsharded_accumulated_grad_data, None

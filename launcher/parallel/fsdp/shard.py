@@ -31,7 +31,7 @@ SUMS_APART = hasattr(FSDPParam, "to_accumulated_grad_if_needed")
 
 
 def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
-    """Make one FSDP2 group per row of ``plan.groups``, and the part the root.
+    """Makes one FSDP2 group per row of ``plan.groups``, and the part the root.
 
     Unsharded parameters are left alone. Gradients are summed, never averaged: the loss carries the full
     scale (``runtime.training.pipeline``). ``GatherOrder`` decides when.
@@ -71,7 +71,7 @@ def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
 
 
 def _restore_class(module: nn.Module) -> None:
-    """Undo the change of class that FSDP2 makes for its methods; ``ShardedModule`` has them.
+    """Undoes the change of class that FSDP2 makes for its methods; ``ShardedModule`` has them.
 
     Code of the model that looks at ``type(module)`` would compute something else on shards. The module keeps
     FSDP2's ``__deepcopy__``, which refuses: a copy would share the sharded weights.
@@ -98,11 +98,11 @@ class ShardedModule(FSDPModule, nn.Module):
         vars(self)[STATE_KEY] = vars(module)[STATE_KEY]  # where torch's pipeline looks for FSDP2's state
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module."""
+        """Calls the module."""
         return self.module(*args, **kwargs)
 
     def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
-        """Yield a module with FSDP2's methods for each sharded module, beginning with this one."""
+        """Yields a module with FSDP2's methods for each sharded module, beginning with this one."""
         if self._below is None:  # torch asks several times in each micro batch
             below = (m for m in self.module.modules() if m is not self.module)
             self._below = [ShardedModule(m) for m in below if _get_module_fsdp_state(m) is not None]
@@ -114,12 +114,12 @@ class ShardedModule(FSDPModule, nn.Module):
 
 
 def pipeline_module(module: nn.Module) -> nn.Module:
-    """Return what torch's pipeline calls for ``module``: with FSDP2's methods, if it is sharded."""
+    """Returns what torch's pipeline calls for ``module``: with FSDP2's methods, if it is sharded."""
     return module if _get_module_fsdp_state(module) is None else ShardedModule(module)
 
 
 def find_parameters(module: nn.Module) -> None:
-    """Let FSDP2 find the sharded parameters after all tensors of ``module`` have been replaced."""
+    """Lets FSDP2 find the sharded parameters after all tensors of ``module`` have been replaced."""
     for m in module.modules():
         state = _get_module_fsdp_state(m)
         for group in param_groups(state) if state is not None else []:
@@ -128,7 +128,7 @@ def find_parameters(module: nn.Module) -> None:
 
 
 def fill_dispatch_caches() -> None:
-    """Run the operators with which FSDP2 shards a weight, on tensors without memory.
+    """Runs the operators with which FSDP2 shards a weight, on tensors without memory.
 
     Torch's caches for them take 20 ms and 6 MB. Ranks that are forked afterwards share these caches.
     """
@@ -144,7 +144,7 @@ def fill_dispatch_caches() -> None:
 
 @cache
 def _pass_missing_gradients() -> None:
-    """Let FSDP2's node before a module return no gradient for an input that the module does not train.
+    """Lets FSDP2's node before a module return no gradient for an input that the module does not train.
 
     The node would return zeros. They would train whatever made the input, such as a weight that has no
     gradient in one process and is decayed for zeros.
@@ -161,7 +161,7 @@ def _pass_missing_gradients() -> None:
 
 
 def _casts(plan: Plan) -> MixedPrecisionPolicy:
-    """Return the policy of casts; inputs keep their dtype, so that it does not depend on the groups."""
+    """Returns the policy of casts; inputs keep their dtype, so that it does not depend on the groups."""
     if not plan.dtypes.mixed:
         return MixedPrecisionPolicy(cast_forward_inputs=False)
     low, reduce = dtype_of(plan.dtypes.compute), dtype_of(plan.dtypes.reduce)
@@ -169,7 +169,7 @@ def _casts(plan: Plan) -> MixedPrecisionPolicy:
 
 
 def _no_views(module: nn.Module, args: Any, output: Any) -> Any:
-    """Copy outputs that are views: FSDP2 hooks their backward, and ``+=`` would drop that hook unnoticed."""
+    """Copies outputs that are views: FSDP2 hooks their backward, and ``+=`` would drop the hook unnoticed."""
 
     def copy(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -189,14 +189,14 @@ def _hooked_view(t: torch.Tensor) -> bool:
 
 
 def param_groups(state: Any) -> list[Any]:
-    """Return FSDP2's parameter groups of one module; before torch 2.12 there was at most one."""
+    """Returns FSDP2's parameter groups of one module; before torch 2.12 there was at most one."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [state._fsdp_param_group] if state._fsdp_param_group else []
 
 
 def end_backward(state: Any) -> None:
-    """Run the end-of-backward hooks of FSDP2's root, even if backward passed none of its modules.
+    """Runs the end-of-backward hooks of FSDP2's root, even if backward passed none of its modules.
 
     Since torch 2.15 they first note whether the caller ends the step.
     """
@@ -208,7 +208,7 @@ def end_backward(state: Any) -> None:
 
 
 def finish_reductions(state: Any) -> None:
-    """Drop what FSDP2 keeps of a backward that reduced its gradients.
+    """Drops what FSDP2 keeps of a backward that reduced its gradients.
 
     Before torch 2.15 its own hooks did so; under a pipeline they now leave it to the end of the step.
     """
@@ -238,7 +238,7 @@ class HalfWeights:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Use the half-precision copies as the modules' parameters while entered."""
+        """Uses the half-precision copies as the modules' parameters while entered."""
         lows = _cast([w.kept.detach() for w in self.weights], [w.dtype for w in self.weights])
         copies = []
         for w, made in zip(self.weights, lows, strict=True):
@@ -259,7 +259,7 @@ class HalfWeights:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Add the gradients of the copies to the master parameters, after a backward."""
+        """Adds the gradients of the copies to the master parameters, after a backward."""
         for w in self.weights:
             module, name = w.places[0]
             low = module._parameters[name]
@@ -273,7 +273,7 @@ class HalfWeights:
 
 
 def _cast(tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
-    """Cast each tensor to its dtype; on a device in a few kernels, instead of one launch per tensor."""
+    """Casts each tensor to its dtype; on a device in a few kernels, instead of one launch per tensor."""
     if not tensors or any(type(t) is not torch.Tensor for t in tensors):
         return [t.to(dtype) for t, dtype in zip(tensors, dtypes, strict=True)]
     made = [torch.empty_like(t, dtype=dtype) for t, dtype in zip(tensors, dtypes, strict=True)]
@@ -282,7 +282,7 @@ def _cast(tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> lis
 
 
 def half_weights(part: StagePart, plan: Plan) -> HalfWeights:
-    """Return the half-precision weights of ``part``; none if the plan computes in the master precision."""
+    """Returns the half-precision weights of ``part``; none if the plan computes in the master precision."""
     named = part.named(plan.params)
     low = {id(t): p.compute for p, _, t in named if not p.sharded and p.compute != p.spec.dtype}
     places: dict[int, list[tuple[nn.Module, str]]] = {}

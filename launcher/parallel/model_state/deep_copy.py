@@ -32,7 +32,7 @@ HOLDERS = (FunctionType, MethodType, partial, list, tuple, dict, ref, *WEAK, *PR
 
 
 def copied(model: M, parameter_hooks: bool = False, memo: Mapping[int, Any] | None = None) -> M:
-    """Copy as ``copy.deepcopy`` does, but functions that refer to a module refer to its copy.
+    """Copies as ``copy.deepcopy`` does, but functions that refer to a module refer to its copy.
 
     Attributes that cannot be copied, such as locks, open files and generators, are shared. The parameters of
     the copy have no hooks, unless ``parameter_hooks``: most copies only run forwards. ``memo`` maps the ids
@@ -66,7 +66,7 @@ def copied(model: M, parameter_hooks: bool = False, memo: Mapping[int, Any] | No
 
 
 def on_meta(model: M) -> M:
-    """Copy a model to the meta device; its tensors are not copied in memory first."""
+    """Copies a model to the meta device; its tensors are not copied in memory first."""
     tensors = {id(t): t for t in (*model.parameters(), *model.buffers()) if type(t) in PLAIN}
     memo: dict[int, Any] = {}
     for key, t in tensors.items():
@@ -76,7 +76,7 @@ def on_meta(model: M) -> M:
 
 
 def _single(model: nn.Module) -> dict[int, Any]:
-    """Return the attributes that cannot be copied, as a memo for deepcopy."""
+    """Returns the attributes that cannot be copied, as a memo for deepcopy."""
     out: dict[int, Any] = {}
     modules = {id(m): m for m in model.modules()}
     for module in modules.values():
@@ -89,7 +89,7 @@ def _single(model: nn.Module) -> dict[int, Any]:
 
 
 def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
-    """Return ``value`` with copies of the objects that it refers to, or itself if it refers to none."""
+    """Returns ``value`` with copies of the objects that it refers to, or itself if it refers to none."""
     if type(value) in PROXIES:
         target = behind(value)
         return proxy(memo[id(target)]) if id(target) in memo else value
@@ -125,13 +125,13 @@ def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _key_on_copy(key: Any, memo: dict[int, Any]) -> Any:
-    """Return the key in a copied dictionary for ``key``, which may be the id of a module or a tensor."""
+    """Returns the key in a copied dictionary for ``key``, which may be the id of a module or a tensor."""
     made = memo.get(key) if type(key) is int else None
     return id(made) if isinstance(made, nn.Module | torch.Tensor) else key
 
 
 def behind(value: Any) -> Any:
-    """Return the object that a weak proxy stands for, or ``None`` if it is gone; anything else as it is."""
+    """Returns the object that a weak proxy stands for, or ``None`` if it is gone; anything else as it is."""
     if type(value) not in PROXIES:
         return value
     try:
@@ -141,7 +141,7 @@ def behind(value: Any) -> Any:
 
 
 def _function(f: FunctionType, memo: dict[int, Any]) -> Any:
-    """Return ``f``, or a copy with its own cells if it may change them or refers to copied objects."""
+    """Returns ``f``, or a copy with its own cells if it may change them or refers to copied objects."""
     memo[id(f)] = f  # it may refer to itself
 
     # functions of launcher and torch report to the object that made them: copies share what their cells have
@@ -168,7 +168,7 @@ def _function(f: FunctionType, memo: dict[int, Any]) -> Any:
 
 
 def _cell(cell: CellType, new: dict[int, Any], memo: dict[int, Any]) -> CellType:
-    """Return one new cell for all functions that share ``cell``; ``memo`` keeps ``cell`` and its id alive."""
+    """Returns one new cell for all functions that share ``cell``; ``memo`` keeps ``cell`` alive."""
     if id(cell) not in new:
         return cell
     made, _ = memo.setdefault(id(cell), (CellType(new[id(cell)]), cell))
@@ -176,7 +176,7 @@ def _cell(cell: CellType, new: dict[int, Any], memo: dict[int, Any]) -> CellType
 
 
 def _fresh(value: Any, memo: dict[int, Any]) -> Any:
-    """Return the value for the cell of a copied function."""
+    """Returns the value for the cell of a copied function."""
     made = _on_copy(value, memo)
     if made is not value or not _counts(value):
         return made
@@ -187,12 +187,12 @@ def _fresh(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _counts(value: Any) -> bool:
-    """Return true if a function may change ``value`` in its cell, or replace it."""
+    """Returns true if a function may change ``value`` in its cell, or replace it."""
     return not isinstance(value, nn.Module | torch.Tensor | ModuleType | type) and not callable(value)
 
 
 def cells(f: FunctionType) -> list[tuple[str, CellType]]:
-    """Return the variables that ``f`` closes over, by name."""
+    """Returns the variables that ``f`` closes over, by name."""
     each = zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
     return [(name, cell) for name, cell in each if name != "__class__" and filled(cell)]
 
@@ -206,7 +206,7 @@ def _named(values: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
 
 
 def filled(cell: CellType) -> bool:
-    """Return true if the variable of a closure has a value, other than its own cell."""
+    """Returns true if the variable of a closure has a value, other than its own cell."""
     try:
         return cell.cell_contents is not cell
     except ValueError:  # it is filled later
@@ -214,7 +214,7 @@ def filled(cell: CellType) -> bool:
 
 
 def hooks(p: nn.Parameter) -> bool:
-    """Return true if a hook is registered on ``p``."""
+    """Returns true if a hook is registered on ``p``."""
     return bool(p._backward_hooks or p._post_accumulate_grad_hooks)
 
 

@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 
 @contextmanager
 def hooked_for_all() -> Iterator[list[str]]:
-    """Yield a list that has, on exit, the register functions that were called; their hooks are removed."""
+    """Yields a list that has, on exit, the register functions that were called; their hooks are removed."""
     stores: dict[str, list[dict[int, Any]]] = {
         name: [vars(module)[kept] for kept in kinds] for name, kinds in KINDS.items()
     }
@@ -59,7 +59,7 @@ ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "COPY", "DUP_TOP")  # th
 
 
 def uses_weights(hook: Any, depth: int = 0) -> bool:
-    """Return true if ``hook`` can reach a weight, a module to call, or a value computed from weights.
+    """Returns true if ``hook`` can reach a weight, a module to call, or a value computed from weights.
 
     A hook that only scales or counts gradients can reach none of these.
     """
@@ -84,7 +84,7 @@ def uses_weights(hook: Any, depth: int = 0) -> bool:
 
 
 def pre_hook_uses_weights(module: nn.Module) -> bool:
-    """Return true if a hook that runs before the backward of ``module`` can reach a weight.
+    """Returns true if a hook that runs before the backward of ``module`` can reach a weight.
 
     Such a hook gets the module as its first argument.
     """
@@ -94,7 +94,7 @@ def pre_hook_uses_weights(module: nn.Module) -> bool:
 
 
 def _weighs(value: Any, name: str, code: CodeType, depth: int) -> bool:
-    """Return true if the variable ``name`` of a function is a weight, or leads to one."""
+    """Returns true if the variable ``name`` of a function is a weight, or leads to one."""
     if isinstance(value, nn.Module):
         return _hands_on(code, name) or _reads(value, _names(code))
     if _is_users(value):
@@ -103,7 +103,7 @@ def _weighs(value: Any, name: str, code: CodeType, depth: int) -> bool:
 
 
 def _owner_weighs(owner: Any, names: frozenset[str], depth: int) -> bool:
-    """Return true if one of the attributes ``names`` of ``owner`` is a weight, or leads to one."""
+    """Returns true if one of the attributes ``names`` of ``owner`` is a weight, or leads to one."""
     if isinstance(owner, nn.Module):
         return _reads(owner, names)
     inside = getattr(owner, "__dict__", {})
@@ -111,7 +111,7 @@ def _owner_weighs(owner: Any, names: frozenset[str], depth: int) -> bool:
 
 
 def _contains_weights(value: Any, depth: int) -> bool:
-    """Return true for a weight, a module with weights, and whatever contains one of these."""
+    """Returns true for a weight, a module with weights, and whatever contains one of these."""
     if depth > DEEP:
         return False
     if isinstance(value, torch.Tensor):
@@ -127,19 +127,19 @@ def _contains_weights(value: Any, depth: int) -> bool:
 
 
 def _is_users(value: Any) -> bool:
-    """Return true for an object of the user's classes."""
+    """Returns true for an object of the user's classes."""
     return hasattr(value, "__dict__") and not library(type(value).__module__)
 
 
 def _reads(owner: Any, names: frozenset[str]) -> bool:
-    """Return true if one of the attributes ``names`` of ``owner`` is a weight or another module."""
+    """Returns true if one of the attributes ``names`` of ``owner`` is a weight or another module."""
     if not isinstance(owner, nn.Module):
         return False
     return bool(names & (owner._parameters.keys() | owner._modules.keys() | {"parameters", "forward"}))
 
 
 def _hands_on(code: CodeType, name: str) -> bool:
-    """Return true if ``code`` uses the object ``name`` itself, as in a call, and not only its attributes."""
+    """Returns true if ``code`` uses the object ``name`` itself, as in a call, and not only its attributes."""
     steps = list(dis.get_instructions(code))
     own = any(
         step.opname == "LOAD_DEREF" and step.argval == name and after.opname not in ATTRIBUTES
@@ -149,7 +149,7 @@ def _hands_on(code: CodeType, name: str) -> bool:
 
 
 def _names_of_methods(kind: type) -> frozenset[str]:
-    """Return the names in the code of all methods of a class, which may call each other."""
+    """Returns the names in the code of all methods of a class, which may call each other."""
     functions = [f for k in kind.__mro__ for f in vars(k).values() if isinstance(f, FunctionType)]
     return frozenset[str]().union(*(_names(f.__code__) for f in functions))
 

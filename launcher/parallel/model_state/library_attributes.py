@@ -41,7 +41,7 @@ class _Words:
 def library_attributes(
     functions: Iterable[FunctionType], classes: Iterable[type]
 ) -> Iterator[tuple[str, Any, str, Any]]:
-    """Yield the existing attributes of libraries that the code of ``functions`` can assign.
+    """Yields the existing attributes of libraries that the code of ``functions`` can assign.
 
     Each is a name for messages, the owner, the attribute's name and its value. ``classes`` are those of the
     model's files; their base classes may be a library's.
@@ -78,12 +78,12 @@ def library_attributes(
 
 
 def names_read(functions: Iterable[FunctionType]) -> frozenset[str]:
-    """Return the names of global variables and attributes in the code of ``functions``."""
+    """Returns the names of global variables and attributes in the code of ``functions``."""
     return frozenset[str]().union(*(_words(f.__code__).read for f in functions))
 
 
 def _is_state(value: Any, own: set[str]) -> bool:
-    """Return true if ``value`` may be the model's: a number, array or tensor, or an object of its classes.
+    """Returns true if ``value`` may be the model's: a number, array or tensor, or an object of its classes.
 
     A container of these may be, too. Any other value, such as ``sys.modules``, is the library's own.
     """
@@ -94,7 +94,7 @@ def _is_state(value: Any, own: set[str]) -> bool:
 
 
 def _shown(owner: Any) -> str:
-    """Return the name of a library's module, class, function or object."""
+    """Returns the name of a library's module, class, function or object."""
     if isinstance(owner, ModuleType):
         return owner.__name__
     kind = owner if isinstance(owner, type | FunctionType) else type(owner)
@@ -102,7 +102,7 @@ def _shown(owner: Any) -> str:
 
 
 def _of_library(owner: Any) -> bool:
-    """Return true for a library's module, class, function or object that can have further attributes."""
+    """Returns true for a library's module, class, function or object that can have further attributes."""
     if isinstance(owner, ModuleType):
         return library(owner.__name__)
     kind = owner if isinstance(owner, type | FunctionType) else type(owner)
@@ -121,7 +121,7 @@ def _words(code: CodeType) -> _Words:
 
 
 def imported(functions: Iterable[FunctionType]) -> frozenset[str]:
-    """Return the names of Python modules that the code of ``functions`` imports when it runs."""
+    """Returns the names of Python modules that the code of ``functions`` imports when it runs."""
     return frozenset[str]().union(*(_imported(f.__code__) for f in functions))
 
 
@@ -132,12 +132,12 @@ def _imported(code: CodeType) -> frozenset[str]:
 
 
 def _assigned(code: CodeType) -> Iterator[str]:
-    """Yield the attributes that code assigns or deletes."""
+    """Yields the attributes that code assigns or deletes."""
     return _names_of(code, STORES)
 
 
 def _names_of(code: CodeType, kinds: frozenset[int]) -> Iterator[str]:
-    """Yield the names in these instructions of code; faster than ``dis``, which describes each step."""
+    """Yields the names in these instructions of code; faster than ``dis``, which describes each step."""
     wide = 0
     steps = iter(code.co_code)
     for op, arg in zip(steps, steps, strict=True):

@@ -80,7 +80,7 @@ Restorers = dict[int, Callable[[], object]]
 
 
 def files(*makers: Callable[..., Any]) -> list[str]:
-    """Return the Python modules that define these classes and functions, and those that they import from.
+    """Returns the Python modules that define these classes and functions, and those that they import from.
 
     Installed packages are left out, except the packages that the ``makers`` are from. What only a function
     that the ``makers`` can call imports is imported now: otherwise a forward would import it, and nobody
@@ -90,7 +90,7 @@ def files(*makers: Callable[..., Any]) -> list[str]:
 
 
 def files_of(*models: nn.Module) -> list[str]:
-    """Return the ``files`` of all modules' classes, and of the user's functions among their attributes."""
+    """Returns the ``files`` of all modules' classes, and of the user's functions among their attributes."""
     modules = [m for model in models for m in model.modules()]
     makers: list[Any] = [*map(type, modules), *(f for m in modules for f in functions_of(m))]
     attributes = [v for m in modules for name, v in vars(m).items() if name not in TORCH_ATTRIBUTES]
@@ -108,7 +108,7 @@ def _files(makers: Sequence[Callable[..., Any]], starts: Iterable[Any]) -> list[
 
 
 def functions_of(module: nn.Module) -> list[FunctionType]:
-    """Return the user's functions among the attributes of this module, and in its lists and tuples."""
+    """Returns the user's functions among the attributes of this module, and in its lists and tuples."""
     values = [*vars(module).values()]
     values += [v for box in values if type(box) in (list, tuple) for v in box]
     functions = [f for f in map(_function, values) if f is not None]
@@ -122,7 +122,7 @@ def _function(value: Any) -> FunctionType | None:
 
 
 def _around(names: Iterable[str], packages: set[str]) -> list[str]:
-    """Return the modules of these names, and those that they import from."""
+    """Returns the modules of these names, and those that they import from."""
     modules: dict[str, None] = {}
     queue = deque(names)
     while queue:
@@ -137,7 +137,7 @@ def _around(names: Iterable[str], packages: set[str]) -> list[str]:
 
 
 def _import(name: str, packages: set[str]) -> bool:
-    """Import a module of the user's; return true if it is there."""
+    """Imports a module of the user's; returns true if it is there."""
     if name not in sys.modules and _own(name, packages) and _is_found(name):
         with suppress(Exception):  # the user's file may raise anything, as it will when it is needed
             importlib.import_module(name)
@@ -145,7 +145,7 @@ def _import(name: str, packages: set[str]) -> bool:
 
 
 def _is_found(name: str) -> bool:
-    """Return true if a module of this name is in a folder of the user's."""
+    """Returns true if a module of this name is in a folder of the user's."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -154,13 +154,13 @@ def _is_found(name: str) -> bool:
 
 
 def _own(name: str, packages: set[str]) -> bool:
-    """Return true if the module is the user's, or belongs to a package that the model is from."""
+    """Returns true if the module is the user's, or belongs to a package that the model is from."""
     top = name.partition(".")[0]
     return not library(name) or (top in packages and top not in LIBRARIES)
 
 
 def _from(value: FunctionType | type | ModuleType) -> str:
-    """Return the name of the module that ``value`` is, or is defined in."""
+    """Returns the name of the module that ``value`` is, or is defined in."""
     return value.__name__ if isinstance(value, ModuleType) else value.__module__
 
 
@@ -177,7 +177,7 @@ class _Walk:
     caches: list[Any] = field(default_factory=list)
 
     def state(self) -> Iterator[tuple[str, Any, str, Any]]:
-        """Yield each variable that is state: its shown name, its owner, its key and its value."""
+        """Yields each variable that is state: its shown name, its owner, its key and its value."""
         for at, owner in self.owners:
             for key, value in [*vars(owner).items()]:
                 if key not in PYTHONS and not isinstance(value, FIXED):
@@ -187,7 +187,7 @@ class _Walk:
 
 
 def _walk(names: Iterable[str]) -> _Walk:
-    """Walk through modules, classes and functions; what other modules define is left out."""
+    """Walks through modules, classes and functions; what other modules define is left out."""
     names = [*names]
     walk, seen = _Walk(), set[int]()
     queue: deque[tuple[str, Any]] = deque((name, sys.modules[name]) for name in names)
@@ -217,7 +217,7 @@ def _walk(names: Iterable[str]) -> _Walk:
 
 
 def variables(names: Iterable[str]) -> PythonState:
-    """Return the state of these modules: global variables, class attributes, and variables of functions.
+    """Returns the state of these modules: global variables, class attributes, and variables of functions.
 
     The state of the process is included: environment variables, and settings such as a default dtype.
     """
@@ -228,7 +228,7 @@ def variables(names: Iterable[str]) -> PythonState:
 
 
 def named_variables(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the value of each variable of these modules, their classes and functions."""
+    """Yields the name and the value of each variable of these modules, their classes and functions."""
     here = _walk(names)
     yield from ((shown, value) for shown, _, _, value in here.state())
     for shown, f in here.functions:
@@ -238,12 +238,12 @@ def named_variables(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
 
 
 def names_read_later(names: Iterable[str]) -> frozenset[str]:
-    """Return the names of variables and attributes in the code of these modules, constructors aside."""
+    """Returns the names of variables and attributes in the code of these modules, constructors aside."""
     return names_read(f for _, f in _walk(names).functions if f.__name__ != "__init__")
 
 
 def globals_of(names: Iterable[str]) -> Iterator[tuple[Any, str, Any]]:
-    """Yield the global variables and class attributes of these modules: the owner, the key and the value."""
+    """Yields the global variables and class attributes of these modules: the owner, the key and the value."""
     yield from ((owner, key, value) for _, owner, key, value in _walk(names).state())
 
 
@@ -268,7 +268,7 @@ class GlobalsSnapshot:
         self._twins = {id(v): (mark(v), twin) for v in values if (twin := _twin(v)) is not None}
 
     def restore(self) -> None:
-        """Restore the same values under the same names, with the same contents."""
+        """Restores the same values under the same names, with the same contents."""
         for owner, key, value in self._before.values():
             value = self._unmoved(value)
             if vars(owner).get(key, FIXED) is not value:
@@ -288,7 +288,7 @@ class GlobalsSnapshot:
                 cache.cache_clear()
 
     def _unmoved(self, value: Any) -> Any:
-        """Return ``value``, or its copy if it is an iterator that has advanced: none can be set back."""
+        """Returns ``value``, or its copy if it is an iterator that has advanced: none can be set back."""
         before, twin = self._twins.get(id(value), (None, None))
         return value if twin is None or mark(value) == before else twin
 
@@ -306,7 +306,7 @@ class AroundSnapshot:
 
 @contextmanager
 def put_back(names: Iterable[str]) -> Iterator[None]:
-    """Undo all changes to the variables of these modules, and to the state of the process, on exit."""
+    """Undoes all changes to the variables of these modules, and to the state of the process, on exit."""
     before = AroundSnapshot(names)
     try:
         yield
@@ -316,7 +316,7 @@ def put_back(names: Iterable[str]) -> Iterator[None]:
 
 @contextmanager
 def contents_put_back(model: nn.Module) -> Iterator[None]:
-    """Undo changes to the containers and closures of the modules on exit, also those made through a copy."""
+    """Undoes changes to the containers and closures of the modules on exit, also changes through a copy."""
     values = [v for m in model.modules() for v in vars(m).values()]
     closed = [(cell, cell.cell_contents) for cell in _cells(values)]
     inside: Restorers = {}
@@ -332,7 +332,7 @@ def contents_put_back(model: nn.Module) -> Iterator[None]:
 
 
 def _cells(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield the cells of the functions in ``values``, at any depth."""
+    """Yields the cells of the functions in ``values``, at any depth."""
     stack, seen = [*values], set[int]()
     while stack:
         value = stack.pop()
@@ -345,7 +345,7 @@ def _cells(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _twin(value: Any) -> Any:
-    """Return a copy of an iterator of ``ITERATORS``; ``None`` for other values."""
+    """Returns a copy of an iterator of ``ITERATORS``; ``None`` for other values."""
     if not isinstance(value, ITERATORS):
         return None
     with warnings.catch_warnings():
@@ -357,7 +357,7 @@ def _twin(value: Any) -> Any:
 
 
 def _results(cache: Any) -> Iterator[Any]:
-    """Yield what an ``lru_cache`` has stored, which only the garbage collector can list."""
+    """Yields what an ``lru_cache`` has stored, which only the garbage collector can list."""
     for table in gc.get_referents(cache):
         if isinstance(table, dict) and table is not vars(cache):
             for value in table.values():  # of a bounded cache they are links of a list
@@ -365,7 +365,7 @@ def _results(cache: Any) -> Iterator[Any]:
 
 
 def _remember(value: Any, inside: Restorers) -> None:
-    """Add to ``inside`` the functions that restore ``value`` and its parts, if these can be changed."""
+    """Adds to ``inside`` the functions that restore ``value`` and its parts, if these can be changed."""
     # its own contents
     inner = parts(value)
     if isinstance(value, np.ndarray):
@@ -403,12 +403,12 @@ def _remember(value: Any, inside: Restorers) -> None:
 
 
 def _rewrite(value: Any, before: bytes) -> None:
-    """Set the bytes of an object back, such as a number of ctypes."""
+    """Sets the bytes of an object back, such as a number of ctypes."""
     memoryview(value).cast("B")[:] = before
 
 
 def _retype(value: Any, place: int, before: str | bytes) -> None:
-    """Set the contents of a text in memory back, and the place at which it is read."""
+    """Sets the contents of a text in memory back, and the place at which it is read."""
     value.seek(0)
     value.truncate()
     value.write(before)
@@ -416,7 +416,7 @@ def _retype(value: Any, place: int, before: str | bytes) -> None:
 
 
 def _requeue(queue: SimpleQueue[Any], before: list[Any]) -> None:
-    """Set the items of a queue back."""
+    """Sets the items of a queue back."""
     if len(now := queued(queue)) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
         for _ in now:
             queue.get_nowait()
@@ -425,14 +425,14 @@ def _requeue(queue: SimpleQueue[Any], before: list[Any]) -> None:
 
 
 def _unwrite(t: torch.Tensor, version: int, before: torch.Tensor) -> None:
-    """Set the values of a tensor back if they have changed, or may have since ``version``."""
+    """Sets the values of a tensor back if they have changed, or may have since ``version``."""
     if t._version != version or not torch.equal(t, before):
         with torch.no_grad():
             t.copy_(before)
 
 
 def _stream(value: Any) -> Callable[[], object] | None:
-    """Return a function that restores the present state of a random stream; ``None`` for other values."""
+    """Returns a function that restores the present state of a random stream; ``None`` for other values."""
     if isinstance(value, random.Random):
         return None if isinstance(value, random.SystemRandom) else partial(value.setstate, value.getstate())
     if isinstance(value, np.random.RandomState):
@@ -445,12 +445,12 @@ def _stream(value: Any) -> Callable[[], object] | None:
 
 
 def _attributes(value: Any) -> Callable[[], None]:
-    """Return a function that restores the present attributes of an object."""
+    """Returns a function that restores the present attributes of an object."""
     return partial(_reset, value, dict(vars(value)) if hasattr(value, "__dict__") else None, _slots(value))
 
 
 def _get(variable: ContextVar[Any]) -> Any:
-    """Return the value of a context variable, or its default; ``FIXED`` if it has neither."""
+    """Returns the value of a context variable, or its default; ``FIXED`` if it has neither."""
     try:
         return variable.get()
     except LookupError:
@@ -458,13 +458,13 @@ def _get(variable: ContextVar[Any]) -> Any:
 
 
 def _set(variable: ContextVar[Any], value: Any) -> None:
-    """Set a context variable back; one that had no value keeps its present value."""
+    """Sets a context variable back; one that had no value keeps its present value."""
     if value is not FIXED and _get(variable) is not value:
         variable.set(value)
 
 
 def _reset(value: Any, attributes: dict[str, Any] | None, slots: Sequence[tuple[Any, Any]]) -> None:
-    """Set the attributes of an object back, without calling methods of its class."""
+    """Sets the attributes of an object back, without calling methods of its class."""
     if attributes is not None:
         _refill(vars(value), attributes)
     for member, part in slots:
@@ -476,14 +476,14 @@ def _reset(value: Any, attributes: dict[str, Any] | None, slots: Sequence[tuple[
 
 
 def _slots(value: Any) -> list[tuple[Any, Any]]:
-    """Return the ``__slots__`` that ``value`` has from the user's classes, with their contents."""
+    """Returns the ``__slots__`` that ``value`` has from the user's classes, with their contents."""
     kinds = [k for k in type(value).__mro__ if not library(k.__module__)]
     members = [m for k in kinds for m in vars(k).values() if isinstance(m, MemberDescriptorType)]
     return [(m, _slot(m, value)) for m in members]
 
 
 def _slot(member: Any, value: Any) -> Any:
-    """Return the content of a slot, or ``FIXED`` if it is empty."""
+    """Returns the content of a slot, or ``FIXED`` if it is empty."""
     try:
         return member.__get__(value)
     except AttributeError:
@@ -491,7 +491,7 @@ def _slot(member: Any, value: Any) -> Any:
 
 
 def _refill(value: Any, items: Any) -> None:
-    """Set the items of a container back; a container that still has the same objects is left alone."""
+    """Sets the items of a container back; a container that still has the same objects is left alone."""
     if isinstance(value, MutableMapping):
         inside = dict(entries(value) or ())
         same = len(inside) == len(items) and all(k in inside and inside[k] is v for k, v in items.items())

@@ -29,7 +29,7 @@ class Count:
 
 
 def counts(model: nn.Module, names: Iterable[str]) -> dict[Key, Count]:
-    """Return numbers in attributes, in dicts among them, in one-element buffers and in files ``names``."""
+    """Returns numbers in attributes, in dicts among them, in one-element buffers and in files ``names``."""
     out: dict[Key, Count] = {}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
@@ -58,7 +58,7 @@ def counts(model: nn.Module, names: Iterable[str]) -> dict[Key, Count]:
 def aged(
     model: nn.Module, names: Iterable[str], before: Mapping[Key, Any], after: Mapping[Key, Any]
 ) -> Iterator[tuple[int, nn.Module]]:
-    """Yield copies of a model that counts its calls, as after each number of further calls in ``AGES``.
+    """Yields copies of a model that counts its calls, as after each number of further calls in ``AGES``.
 
     ``before`` and ``after`` are its ``values`` at the ends of two calls. Counts in the files ``names`` are
     set there; the caller restores them.
@@ -73,7 +73,7 @@ def aged(
 
 
 def values(model: nn.Module, names: Iterable[str]) -> dict[Key, Any]:
-    """Return the values of all ``counts``."""
+    """Returns the values of all ``counts``."""
     return {key: count.value for key, count in counts(model, names).items()}
 
 

@@ -22,7 +22,7 @@ VARIABLE = "the environment variable"
 
 
 def _directory() -> str | None:
-    """Return the working directory; ``None`` if it no longer exists."""
+    """Returns the working directory; ``None`` if it no longer exists."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -38,12 +38,12 @@ def _set_deterministic(value: tuple[bool, bool]) -> None:
 
 
 def _filters() -> tuple[Any, ...]:
-    """Return the filters of warnings; they are restored, but not compared: no numbers depend on them."""
+    """Returns the filters of warnings; they are restored, but not compared: no numbers depend on them."""
     return tuple(warnings.filters)
 
 
 def _set_filters(value: tuple[Any, ...]) -> None:
-    """Put the filters back as they were; ``resetwarnings`` also makes Python drop its cache of them."""
+    """Puts the filters back as they were; ``resetwarnings`` also makes Python drop its cache of them."""
     warnings.resetwarnings()
     warnings.filters[:] = value  # type: ignore[index]
 
@@ -64,7 +64,7 @@ SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
 
 
 def process_state() -> Iterator[tuple[str, Any]]:
-    """Yield the name and the value of each environment variable and setting."""
+    """Yields the name and the value of each environment variable and setting."""
     for key, value in os.environ.items():
         yield f"{VARIABLE} {key}", value
     for name, read, _ in SETTINGS:
@@ -80,7 +80,7 @@ class ProcessSnapshot:
         self._settings = [(read, write, read()) for read, write in settings]
 
     def restore(self) -> None:
-        """Set back what has changed."""
+        """Sets back what has changed."""
         for key in os.environ.keys() - self._environment:
             del os.environ[key]
         for key, value in self._environment.items():

@@ -80,7 +80,7 @@ PROCESS_STREAMS: tuple[Any, ...] = (vars(random)["_inst"], vars(np.random.mtrand
 
 @cache
 def library(name: str) -> bool:
-    """Return true if a module of this name belongs to a library, and not to the user."""
+    """Returns true if a module of this name belongs to a library, and not to the user."""
     file = getattr(sys.modules.get(name), "__file__", None) or ""
     return name.partition(".")[0] in LIBRARIES or file.startswith(INSTALLED) or name.startswith(COMPILED)
 
@@ -105,11 +105,11 @@ class PythonState:
         self._alive: list[Any] = []  # the id of a freed object could be reused
 
     def enter(self, name: str, value: Any) -> None:
-        """Add the parts of ``value``, under ``name``."""
+        """Adds the parts of ``value``, under ``name``."""
         self._walk((name, ""), value, ())
 
     def names(self, key: Key) -> list[str]:
-        """Return every attribute that leads to the object at ``key``."""
+        """Returns every attribute that leads to the object at ``key``."""
         chain = self.chains.get(key, self.chains.get((key[0], ""), ()))
         return [*dict.fromkeys((key[0], *(n for i in chain for n in self.also.get(i, ()))))]
 
@@ -145,7 +145,7 @@ class PythonState:
 
 
 def snapshot(model: nn.Module) -> PythonState:
-    """Return the Python attributes of the modules, and which buffers they have."""
+    """Returns the Python attributes of the modules, and which buffers they have."""
     out = PythonState()
     for path, module in model.named_modules():
         for name, value in [*vars(module).items(), *module._buffers.items()]:
@@ -155,18 +155,18 @@ def snapshot(model: nn.Module) -> PythonState:
 
 
 def owns_generator(model: nn.Module) -> bool:
-    """Return true if a module has a generator of torch, whose state does not advance on meta tensors."""
+    """Returns true if a module has a generator of torch, whose state does not advance on meta tensors."""
     return any(isinstance(v, torch.Generator) for m in model.modules() for v in vars(m).values())
 
 
 def changed(before: PythonState, after: PythonState) -> list[Key]:
-    """Return the places that differ, in order."""
+    """Returns the places that differ, in order."""
     a, b = before.marks, after.marks
     return [k for k in dict.fromkeys((*a, *b)) if k not in a or k not in b or not same_mark(a[k], b[k])]
 
 
 def parts(value: Any) -> Iterable[tuple[str, Any]] | None:
-    """Return the parts of ``value`` with their paths, or ``None`` if it is a single value."""
+    """Returns the parts of ``value`` with their paths, or ``None`` if it is a single value."""
     if isinstance(value, FunctionType):
         return [(f".{name}", cell.cell_contents) for name, cell in cells(value)] or None
     if isinstance(value, MethodType | BuiltinMethodType | MethodWrapperType):
@@ -202,14 +202,14 @@ def parts(value: Any) -> Iterable[tuple[str, Any]] | None:
 
 
 def _builtin_iterator(value: Any) -> bool:
-    """Return true for an iterator of Python's own, such as ``zip``, whose place in its parts is state too."""
+    """Returns true for an iterator of Python's own, such as ``zip``, whose place is state too."""
     kind = type(value)
     known = kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
     return known and kind is not GeneratorType
 
 
 def entries(value: Mapping[Any, Any]) -> list[tuple[Any, Any]] | None:
-    """Return the entries of a mapping, or ``None`` if it is treated like any other object.
+    """Returns the entries of a mapping, or ``None`` if it is treated like any other object.
 
     No method of a user's class is called: it may create values on access, and import modules for them.
     """
@@ -224,7 +224,7 @@ def entries(value: Mapping[Any, Any]) -> list[tuple[Any, Any]] | None:
 
 
 def builtin(value: dict[Any, Any]) -> type[dict[Any, Any]]:
-    """Return the class whose methods read and write ``value`` directly."""
+    """Returns the class whose methods read and write ``value`` directly."""
     return OrderedDict if isinstance(value, OrderedDict) else dict
 
 
@@ -238,7 +238,7 @@ def _own(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def mark(value: Any) -> Any:
-    """Return an object that stays equal as long as ``value``, apart from its parts, has the same state."""
+    """Returns an object that stays equal as long as ``value``, apart from its parts, has the same state."""
     # values, and the states of random streams
     if isinstance(value, np.ndarray) and value.dtype != object:
         return value.dtype.str, value.shape, value.tobytes()
@@ -277,7 +277,7 @@ def mark(value: Any) -> Any:
 
 
 def queued(queue: SimpleQueue[Any]) -> list[Any]:
-    """Return the items of a queue, which stay in it."""
+    """Returns the items of a queue, which stay in it."""
     items = []
     with suppress(Empty):
         while True:
@@ -288,7 +288,7 @@ def queued(queue: SimpleQueue[Any]) -> list[Any]:
 
 
 def _mark_of_values(t: torch.Tensor) -> tuple[Any, ...]:
-    """Return a mark that changes with the tensor's values; for a large tensor, with its version."""
+    """Returns a mark that changes with the tensor's values; for a large tensor, with its version."""
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         if t.device.type != "cpu" or t.layout is not torch.strided or t.is_inference():
             return (id(t),)
@@ -299,13 +299,13 @@ def _mark_of_values(t: torch.Tensor) -> tuple[Any, ...]:
 
 
 def generator_state(generator: torch.Generator) -> bytes:
-    """Return the state of a random stream on the CPU, unseen by a trace that records the model's code."""
+    """Returns the state of a random stream on the CPU, unseen by a trace that records the model's code."""
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         return generator.get_state().numpy().tobytes()
 
 
 def _reduced(value: Any) -> Any:
-    """Return an iterator's position, as ``__reduce__`` gives it, or the iterator if it cannot be reduced."""
+    """Returns an iterator's position, as ``__reduce__`` gives it, or the iterator if it cannot be reduced."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -331,7 +331,7 @@ class _Long:
 
 
 def same_mark(a: Any, b: Any) -> bool:
-    """Return true if two marks are of the same state."""
+    """Returns true if two marks are of the same state."""
     if a is b:
         return True
     if type(a) is not type(b) or not isinstance(a, (*PLAIN, tuple, frozenset, np.generic, _Long)):
@@ -341,7 +341,7 @@ def same_mark(a: Any, b: Any) -> bool:
 
 @contextmanager
 def reading(model: nn.Module, names: Iterable[str], report: Callable[[str], None]) -> Iterator[None]:
-    """Call ``report`` each time that one of the attributes ``names`` of ``model``'s modules is read."""
+    """Calls ``report`` each time that one of the attributes ``names`` of ``model``'s modules is read."""
     names_by_module: dict[int, dict[str, str]] = {}
     kinds: set[type] = set()
     modules = dict(model.named_modules())
@@ -379,7 +379,7 @@ def reading(model: nn.Module, names: Iterable[str], report: Callable[[str], None
 def counters(
     before: PythonState, after: PythonState, leaves: frozenset[str], copies: Iterable[Key]
 ) -> list[str]:
-    """Return the attributes in ``leaves`` that a forward changes.
+    """Returns the attributes in ``leaves`` that a forward changes.
 
     ``copies`` has those that changed in a leaf's copy. Raises ``RequestError`` for attributes outside of
     ``leaves``, and for objects that several leaves share. A generator of torch that several leaves share
@@ -409,7 +409,7 @@ def counters(
 
 @contextmanager
 def untouched(models: Iterable[nn.Module], names: Iterable[str]) -> Iterator[None]:
-    """Restore ``models`` on exit, to the last bit.
+    """Restores ``models`` on exit, to the last bit.
 
     This restores the tensors in ``names`` that exist, the attributes of all modules, and the items of lists,
     dicts and sets among these attributes, but nothing deeper.
@@ -431,7 +431,7 @@ def untouched(models: Iterable[nn.Module], names: Iterable[str]) -> Iterator[Non
 def _tensors(
     model: nn.Module, names: tuple[str, ...]
 ) -> Iterator[tuple[Any, str, torch.Tensor, torch.Tensor]]:
-    """Yield for each tensor the dict that it is in, its name there, the tensor and a copy."""
+    """Yields for each tensor the dict that it is in, its name there, the tensor and a copy."""
     for path, module in model.named_modules(remove_duplicate=False) if names else ():
         for home in (module._parameters, module._buffers):
             for name, t in home.items():
@@ -440,7 +440,7 @@ def _tensors(
 
 
 def _values(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Return the user's attributes of a module, with copies of the containers among them."""
+    """Returns the user's attributes of a module, with copies of the containers among them."""
     return {
         k: (v, type(v)(v) if type(v) in (list, dict, set) else None)
         for k, v in vars(module).items()

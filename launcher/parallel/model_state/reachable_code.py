@@ -27,7 +27,7 @@ _OF_CLASSES: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
 def hooks_backward(module: nn.Module) -> bool:
-    """Return true if ``module``, without its parts, may register hooks, or call a Function of the user's.
+    """Returns true if ``module``, without its parts, may register hooks, or call a Function of the user's.
 
     What its code refers to is searched too: functions, objects of the user's classes, and modules of Python.
     """
@@ -45,7 +45,7 @@ def hooks_backward(module: nn.Module) -> bool:
 
 
 def _leads_to_hooks(starts: list[Any]) -> bool:
-    """Return true if one of these objects, or one that it refers to, has code with a name of ``HOOKING``."""
+    """Returns true if one of these objects, or one that it refers to, has code with a name of ``HOOKING``."""
     for value in reachable(starts, library):
         if isinstance(value, type):
             if issubclass(value, Function):
@@ -56,7 +56,7 @@ def _leads_to_hooks(starts: list[Any]) -> bool:
 
 
 def reachable(starts: Iterable[Any], foreign: Callable[[str], bool]) -> Iterator[FunctionType | type]:
-    """Yield the functions and classes among ``starts``, and those that their code refers to, also by imports.
+    """Yields the functions and classes among ``starts``, and what their code refers to, also by imports.
 
     ``foreign``: whether a Python module of this name is left out.
     """
@@ -77,7 +77,7 @@ def reachable(starts: Iterable[Any], foreign: Callable[[str], bool]) -> Iterator
 
 
 def imports(function: FunctionType) -> Iterator[str]:
-    """Yield the names of the Python modules that ``function`` may import when it runs, existing or not."""
+    """Yields the names of the Python modules that ``function`` may import when it runs, existing or not."""
     package = function.__globals__.get("__package__") or ""
     for name in sorted(imported([function])):
         yield name
@@ -86,7 +86,7 @@ def imports(function: FunctionType) -> Iterator[str]:
 
 
 def _referred(function: FunctionType, foreign: Callable[[str], bool]) -> Iterator[Any]:
-    """Yield the objects that the code of ``function`` refers to."""
+    """Yields the objects that the code of ``function`` refers to."""
     names = _names(function.__code__)
     values = [function.__globals__.get(name) for name in names]
     values += [sys.modules.get(name) for name in imports(function)]
@@ -102,7 +102,7 @@ def _referred(function: FunctionType, foreign: Callable[[str], bool]) -> Iterato
 
 
 def _parts(value: Any, foreign: Callable[[str], bool]) -> list[Any]:
-    """Return what an object refers to, as far as it is the user's."""
+    """Returns what an object refers to, as far as it is the user's."""
     if isinstance(value, type):
         kinds = [k for k in value.__mro__ if not foreign(k.__module__)]
         return [v for k in kinds for v in vars(k).values()]
@@ -126,6 +126,6 @@ def _parts(value: Any, foreign: Callable[[str], bool]) -> list[Any]:
 
 @cache
 def _names(code: CodeType) -> frozenset[str]:
-    """Return the names in ``code``, and its texts, which may be names of attributes."""
+    """Returns the names in ``code``, and its texts, which may be names of attributes."""
     inner = (_names(c) for c in code.co_consts if isinstance(c, CodeType))
     return frozenset(code.co_names).union((c for c in code.co_consts if isinstance(c, str)), *inner)

@@ -46,7 +46,7 @@ PYTHONS = weakref.__file__.removesuffix("weakref.py")
 
 
 def strangers(model: nn.Module, away: Callable[[Tensor], bool] = lambda t: t.is_meta) -> list[Problem]:
-    """Return a problem for each tensor or module that is kept where the launcher cannot give it values.
+    """Returns a problem for each tensor or module that is kept where the launcher cannot give it values.
 
     ``away`` returns true for a tensor that the constructor itself has put on the meta device: such a tensor
     needs no values.
@@ -96,7 +96,7 @@ def strangers(model: nn.Module, away: Callable[[Tensor], bool] = lambda t: t.is_
 
 
 def arrays_of_parameters(model: nn.Module, shown: Sequence[tuple[Any, str]] = ()) -> list[Problem]:
-    """Return a problem for each numpy array in an attribute that shares memory with a trained parameter.
+    """Returns a problem for each numpy array in an attribute that shares memory with a trained parameter.
 
     ``shown`` has arrays that share the memory of parameters on meta, and the names of these parameters.
     """
@@ -118,7 +118,7 @@ def arrays_of_parameters(model: nn.Module, shown: Sequence[tuple[Any, str]] = ()
 
 
 def foreign_memory(model: nn.Module, in_memory: Callable[[Tensor], Tensor]) -> tuple[ForeignMemory, ...]:
-    """Return the tensors of the model in the memory of an array in an attribute.
+    """Returns the tensors of the model in the memory of an array in an attribute.
 
     Variables of the model's files are included, which may also have a torch tensor in place of the array.
     ``in_memory`` returns the tensor in memory that a tensor on meta stands for.
@@ -143,7 +143,7 @@ def foreign_memory(model: nn.Module, in_memory: Callable[[Tensor], Tensor]) -> t
 
 
 def _bytes_of(t: Tensor) -> np.ndarray[Any, Any] | None:
-    """Return the memory of a tensor as an array; ``None`` if the tensor is not in the memory of the CPU."""
+    """Returns the memory of a tensor as an array; ``None`` if the tensor is not in the memory of the CPU."""
     if t.device.type != "cpu" or t.layout is not torch.strided or not t.numel():
         return None
     shown: np.ndarray[Any, Any] = torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()).numpy()
@@ -151,7 +151,7 @@ def _bytes_of(t: Tensor) -> np.ndarray[Any, Any] | None:
 
 
 def _plain(value: Any, kind: type[P] | tuple[type[P], ...]) -> Iterator[P]:
-    """Yield the objects of this ``kind`` in ``value``, also as keys, but not those of modules in it."""
+    """Yields the objects of this ``kind`` in ``value``, also as keys, but not those of modules in it."""
     stack, seen = [(value, 0)], set[int]()
     while stack and len(seen) < MOST:
         some, depth = stack.pop()
@@ -174,7 +174,7 @@ def _by_id(at: str, name: str) -> Problem:
 
 
 def held_ties(model: nn.Module) -> tuple[tuple[str, str], ...]:
-    """Return the modules that refer to another one in a Python attribute, with each weight that both have."""
+    """Returns the modules that refer to another in a Python attribute, with each weight that both have."""
     paths = {id(m): name for name, m in model.named_modules()}
     out: dict[tuple[str, str], None] = {}
     for path, module in model.named_modules():
@@ -193,7 +193,7 @@ def held_ties(model: nn.Module) -> tuple[tuple[str, str], ...]:
 
 
 def held_modules(module: nn.Module) -> list[nn.Module]:
-    """Return the modules to which ``module`` or a part of it refers in Python attributes, without its own."""
+    """Returns the modules to which Python attributes of ``module`` or a part refer, without its own."""
     known = {id(m) for m in module.modules()}
     out: dict[int, nn.Module] = {}
     for part in module.modules():
@@ -219,12 +219,12 @@ def _no_submodule(at: str, module: nn.Module) -> Problem:
 
 
 def named(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return every parameter and buffer, by its first name."""
+    """Returns every parameter and buffer, by its first name."""
     return [*model.named_parameters(), *model.named_buffers()]
 
 
 def inside(value: Any, known: Container[int] = ()) -> Iterator[Any]:
-    """Yield tensors, modules and autograd nodes in ``value``, but nothing inside of ``known`` modules."""
+    """Yields tensors, modules and autograd nodes in ``value``, but nothing inside of ``known`` modules."""
     stack = [(value, 0)]
     seen = set[int]()
 
@@ -249,7 +249,7 @@ def inside(value: Any, known: Container[int] = ()) -> Iterator[Any]:
 
 
 def _parts(some: Any) -> list[Any]:
-    """Return the parts of an object, as far as they are the user's."""
+    """Returns the parts of an object, as far as they are the user's."""
     if isinstance(some, dict):
         return [*some.values(), *(k for k in some if not isinstance(k, OPAQUE))]
     if isinstance(some, list | tuple | set | frozenset):
@@ -289,7 +289,7 @@ def _own(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of modules other than tensors and modules, and all hooks."""
+    """Yields the attributes of modules other than tensors and modules, and all hooks."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             flat = isinstance(module, nn.RNNBase) and name.startswith("_flat_weight")  # torch renews them
@@ -305,7 +305,7 @@ def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _around(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the class attributes of the modules, and the global variables of their files."""
+    """Yields the class attributes of the modules, and the global variables of their files."""
     kinds = dict.fromkeys(k for m in model.modules() for k in type(m).__mro__ if _users(k.__module__))
     for kind in kinds:
         for name, value in list(vars(kind).items()):
@@ -323,7 +323,7 @@ def _users(module: str) -> bool:
 
 
 def overlaps(model: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """Return the names of different tensors that share memory."""
+    """Returns the names of different tensors that share memory."""
     at: dict[int, list[tuple[str, Tensor]]] = {}
     for name, t in named(model):
         if t.layout is torch.strided and t.numel():
@@ -336,7 +336,7 @@ def overlaps(model: nn.Module) -> tuple[tuple[str, ...], ...]:
 
 
 def _disjoint(tensors: list[Tensor]) -> bool:
-    """Return true if tensors of one storage share no element; tensors of several dtypes count as sharing."""
+    """Returns true if tensors of one storage share no element; tensors of several dtypes count as sharing."""
     if len({t.dtype for t in tensors}) > 1:
         return False
     taken = np.zeros(tensors[0].untyped_storage().nbytes() // tensors[0].element_size(), dtype=bool)
@@ -350,7 +350,7 @@ def _disjoint(tensors: list[Tensor]) -> bool:
 
 
 def computed(model: nn.Module) -> tuple[str, ...]:
-    """Return attributes that the constructor computed from weights: a gradient should flow through them."""
+    """Returns attributes that the constructor computed from weights: a gradient should flow through them."""
     return tuple(
         f"{path}.{name}".lstrip(".")
         for path, module in model.named_modules()
@@ -364,7 +364,7 @@ TORCHS = ("_is_buffer", "_is_param", "persistent")
 
 
 def marks(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Return the Python attributes that users set on tensors, with the tensors' names, and remove them."""
+    """Returns the Python attributes that users set on tensors, with the tensors' names, and removes them."""
     out: dict[str, tuple[str, ...]] = {}
     for name, t in named(model):
         for mark in [m for m in vars(t) if m not in TORCHS]:
@@ -412,7 +412,7 @@ class _Caches:
             self.filled.setdefault(id(some), (weakref.ref(some), 0))
 
     def look(self) -> None:
-        """Add the caches of newly imported modules; ``inside`` adds those that an object creates for itself.
+        """Adds the caches of newly imported modules; ``inside`` adds those that an object creates for itself.
 
         The caches are found as objects that refer to their class. A walk over all objects would change the
         reference count of each, and so copy the memory that a forked rank shares with its parent.
@@ -430,7 +430,7 @@ class _Caches:
 
 
 def _bare(module: str) -> bool:
-    """Return true if the caches of a module's functions contain no tensors that a forward has made."""
+    """Returns true if the caches of a module's functions contain no tensors that a forward has made."""
     top = module.partition(".")[0]
     if top not in sys.stdlib_module_names:
         return top in ("torch", "launcher", "sympy")
@@ -444,7 +444,7 @@ _CACHES = _Caches()
 
 
 def forget() -> None:
-    """Clear the caches of functions (``lru_cache``) that contain meta tensors."""
+    """Clears the caches of functions (``lru_cache``) that contain meta tensors."""
     _CACHES.look()
     for key, (cache, before) in list(_CACHES.filled.items()):
         some = cache()
@@ -464,13 +464,13 @@ def _numberless(some: Any) -> bool:
 
 
 def tensors_outside(model: nn.Module) -> dict[int, tuple[str, Tensor]]:
-    """Return the meta tensors that are kept outside of the modules, and where."""
+    """Returns the meta tensors that are kept outside of the modules, and where."""
     return {id(t): (at, t) for at, value in _around(model) for t in inside(value) if _numberless(t)}
 
 
 @contextmanager
 def leaving(model: nn.Module) -> Iterator[None]:
-    """Refuse a forward that leaves meta tensors behind, because a forward with values would find them."""
+    """Refuses a forward that leaves meta tensors behind, because a forward with values would find them."""
     before = tensors_outside(model)
     try:
         yield

@@ -28,7 +28,7 @@ GRAD: Any = torch.Tensor.grad
 
 
 def moved(model: nn.Module, leaf: nn.Module, args: Any, kwargs: Any) -> list[str]:
-    """Return the attributes and buffers of ``model`` that the backward of a call of its ``leaf`` changes.
+    """Returns the attributes and buffers of ``model`` that the backward of a call of its ``leaf`` changes.
 
     Forward and backward run on meta tensors. A hook may change attributes of other modules. Returns nothing
     for a hook that reads values. Changes in the files of the model and in containers are undone: otherwise a
@@ -95,7 +95,7 @@ class _Reads(TorchFunctionMode):
 
 
 def _references(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the modules with a Python reference to the owner of a tensor or attribute, and its name."""
+    """Yields the modules with a Python reference to the owner of a tensor or attribute, and its name."""
     owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
     known = {id(m) for m in model.modules()}
     for path, module in model.named_modules() if owners else ():
@@ -109,7 +109,7 @@ def _references(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, s
 
 
 def backward_reads(model: nn.Module, inputs: Sequence[torch.Tensor]) -> BackwardReads:
-    """Return what code that runs in the backward reads, hooks of parameters aside.
+    """Returns what code that runs in the backward reads, hooks of parameters aside.
 
     Forward and backward run on meta tensors, on a copy. What follows a read of values is not found.
     """
@@ -142,7 +142,7 @@ def backward_reads(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Backward
 
 
 def entangled(leaf: nn.Module, ready: Callable[[], tuple[nn.Module, Batch, Batch]]) -> str:
-    """Return which results change if another forward runs before the backward of ``leaf``; "" for none.
+    """Returns which results change if another forward runs before the backward of ``leaf``; "" for none.
 
     ``ready`` returns a copy of ``leaf`` with values and two batches for it, equal in each call. Returns ""
     for a module that fails for these values, or that is not deterministic.
@@ -165,7 +165,7 @@ PARTS = BACKWARD, FORWARD = "backward", "forward"
 def _in_order(
     leaf: nn.Module, ready: Callable[[], tuple[nn.Module, Batch, Batch]], ahead: bool
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the gradients of a first forward, and the outputs of a second.
+    """Returns the gradients of a first forward, and the outputs of a second.
 
     With ``ahead`` the second forward runs before the backward of the first.
     """
@@ -180,7 +180,7 @@ def _in_order(
 
 
 def _forward(leaf: nn.Module, batch: Batch, seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the inputs that have gradients, and the output tensors."""
+    """Returns the inputs that have gradients, and the output tensors."""
     torch.manual_seed(seed)
     inputs: list[torch.Tensor] = []
 
@@ -196,7 +196,7 @@ def _forward(leaf: nn.Module, batch: Batch, seed: int) -> tuple[list[torch.Tenso
 
 
 def _backward(leaf: nn.Module, inputs: list[torch.Tensor], made: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the gradients of inputs and weights, without those that a forward has left."""
+    """Returns the gradients of inputs and weights, without those that a forward has left."""
     torch.manual_seed(3)
     leaf.zero_grad()
     out = [t for t in made if t.requires_grad]
@@ -205,7 +205,7 @@ def _backward(leaf: nn.Module, inputs: list[torch.Tensor], made: list[torch.Tens
 
 
 def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    """Return true if two lists of tensors are equal up to rounding."""
+    """Returns true if two lists of tensors are equal up to rounding."""
     same = zip(a, b, strict=False)
     return len(a) == len(b) and all(x.shape == y.shape and bool(_close(x, y)) for x, y in same)
 
@@ -217,7 +217,7 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _fresh(t: torch.Tensor) -> torch.Tensor:
-    """Return a meta tensor like ``t`` that needs a gradient, and that may be changed in place."""
+    """Returns a meta tensor like ``t`` that needs a gradient, and that may be changed in place."""
     out = torch.empty_like(t, device="meta")
     return out.requires_grad_().clone() if out.is_floating_point() or out.is_complex() else out
 

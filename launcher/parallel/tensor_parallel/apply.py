@@ -24,7 +24,7 @@ from launcher.plan.tensor_parallel.strategy_reader import Axes
 
 
 def spread(model: nn.Module, plan: Plan) -> Axis:
-    """Turn ``model`` (on the meta device) into what one rank of ``tp`` runs once it has joined the axis."""
+    """Turns ``model`` (on the meta device) into what one rank of ``tp`` runs once it has joined the axis."""
     axis = Axis(plan.sizes.grid["tp"], planned=True, bias_in_terms=plan.operators.bias_in_terms)
     spreads = plan.operators.spreads
     cut(model, splits([s.operator for s in spreads]), axis)
@@ -33,7 +33,7 @@ def spread(model: nn.Module, plan: Plan) -> Axis:
 
 
 def distribute(parts: Iterable[StagePart], plan: Plan, meshes: Meshes) -> None:
-    """Turn pieces into DTensors, so that FSDP2 and optimizers know their full tensors; ties stay ties."""
+    """Turns pieces into DTensors, so that FSDP2 and optimizers know their full tensors; ties stay ties."""
     made: dict[nn.Parameter, nn.Parameter] = {}
     dims = {name: tp_dim(p.layout.split) for p in plan.params for name in p.names}
     for part in parts:
@@ -52,7 +52,7 @@ def distribute(parts: Iterable[StagePart], plan: Plan, meshes: Meshes) -> None:
 
 
 def cut(model: nn.Module, splits: Mapping[str, Axes], axis: Axis) -> None:
-    """Replace each parameter in ``splits`` by a meta tensor of this rank's piece; ties stay ties."""
+    """Replaces each parameter in ``splits`` by a meta tensor of this rank's piece; ties stay ties."""
     pieces: dict[int, nn.Parameter] = {}
     named = dict(model.named_parameters(remove_duplicate=False))
     for name, axes in splits.items():
@@ -95,7 +95,7 @@ class OperatorForward:
     overlaps: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Convert the first input to the operator's layout, compute, and convert the output."""
+        """Converts the first input to the operator's layout, compute, and converts the output."""
         x, *rest = args if args else (kwargs.pop("input"),)
         s = self.spread
         terms = s.operator.mode == "column"
@@ -110,12 +110,12 @@ class OperatorForward:
         return self.hand_on(self.compute(x, *rest, **kwargs) if y is None else y)
 
     def _weights(self) -> tuple[Tensor, Tensor | None]:
-        """Return the weights of a linear layer's product; a row-parallel layer adds its bias later."""
+        """Returns the weights of a linear layer's product; a row-parallel layer adds its bias later."""
         bias = getattr(self.module, "bias", None) if self.spread.operator.mode != "row" else None
         return weight(self.module), None if bias is None else local(bias)
 
     def compute(self, x: Tensor, *rest: Any, **kwargs: Any) -> Any:
-        """Compute this rank's output: for a row-parallel layer and a split table, a term of the sum."""
+        """Computes this rank's output: for a row-parallel layer and a split table, a term of the sum."""
         module = self.module
         match self.spread.operator.mode:
             case "column" | "row":
@@ -128,7 +128,7 @@ class OperatorForward:
                 return self.plain(x, *rest, **kwargs)
 
     def hand_on(self, y: Any) -> Any:
-        """Convert the output, and add a row-parallel layer's bias once: to the sum, or to one rank's term."""
+        """Converts the output, and adds a row-parallel layer's bias once: to the sum, or to a rank's term."""
         s = self.spread
         bias: Any = getattr(self.module, "bias", None) if s.operator.mode == "row" else None
         early = bias is not None and self.axis.bias_in_terms and all_reduced(s)
@@ -140,12 +140,12 @@ class OperatorForward:
 
 
 def weight(module: nn.Module) -> Tensor:
-    """Return this rank's piece of the module's weight, in the autograd graph."""
+    """Returns this rank's piece of the module's weight, in the autograd graph."""
     return local(module.weight)  # type: ignore[arg-type]
 
 
 def with_adapter(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Return ``y``, a linear layer's output for ``x``, plus the output of its adapter, if it has one.
+    """Returns ``y``, a linear layer's output for ``x``, plus the output of its adapter, if it has one.
 
     If the weight is split on its outputs, ``lora_B`` is too; if on its inputs, ``lora_A`` is. So the
     adapter's output has the same layout as ``y``, and each rank has a term of the other factor's gradient.
@@ -155,7 +155,7 @@ def with_adapter(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _look_up(module: nn.Module, indices: Tensor, axis: Axis) -> Tensor:
-    """Return rows of this rank's part of the table, and zeros for rows of other ranks."""
+    """Returns rows of this rank's part of the table, and zeros for rows of other ranks."""
     table = weight(module)
     low = axis.rank * table.shape[0]
     end = low + table.shape[0]

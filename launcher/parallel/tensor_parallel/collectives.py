@@ -27,11 +27,11 @@ class CollectiveResults:
         self._next: int | None = None
 
     def again(self) -> None:
-        """Begin a recomputation of the forward."""
+        """Begins a recomputation of the forward."""
         self._next = 0
 
     def of(self, send: Callable[[], Tensor]) -> Tensor:
-        """Return the result of ``send``, or in a recomputation the result kept at this place.
+        """Returns the result of ``send``, or in a recomputation the result kept at this place.
 
         Raises ``RunError`` if a kept result was changed in place.
         """
@@ -95,7 +95,7 @@ class Axis:
         return self  # a process group has no copy
 
     def join(self, rank: int, group: dist.ProcessGroup | None) -> None:
-        """Run the planned model on ``rank`` from now on."""
+        """Runs the planned model on ``rank`` from now on."""
         assert self.planned, "it has joined before: a blueprint serves one build"
         self.rank, self.group, self.planned, self.last = rank, group, False, None
 
@@ -104,26 +104,26 @@ class Axis:
             self.log.append(Comm(op, phase, x.numel() * x.element_size() * times))
 
     def silent(self, x: Tensor) -> bool:
-        """Return true if nothing is sent for ``x``."""
+        """Returns true if nothing is sent for ``x``."""
         return self.planned or x.is_meta
 
     def once(self, send: Callable[[], Tensor]) -> Tensor:
-        """Return the result of a forward's collective ``send``, or in a recomputation the kept result."""
+        """Returns the result of a forward's collective ``send``, or in a recomputation the kept result."""
         return send() if self.results is None else self.results.of(send)
 
     def piece(self, x: Tensor, dim: int) -> Tensor:
-        """Return this rank's part of a full tensor."""
+        """Returns this rank's part of a full tensor."""
         return x.chunk(self.size, dim)[self.rank].contiguous()
 
     def gather(self, x: Tensor, dim: int) -> Tensor:
-        """Return the full tensor, from every rank's part."""
+        """Returns the full tensor, from every rank's part."""
         if torch.compiler.is_compiling():
             out: Tensor = _gather(x, self.number, dim)
             return out
         return self.start_gather(x, dim, later=False).wait()
 
     def start_gather(self, x: Tensor, dim: int, later: bool) -> Sending:
-        """Start ``gather``; with ``later`` the caller continues before it is done."""
+        """Starts ``gather``; with ``later`` the caller continues before it is done."""
         if self.silent(x):
             return Sending(None, lambda: torch.cat([x] * self.size, dim))
         parts = [torch.empty_like(x) for _ in range(self.size)]
@@ -131,35 +131,35 @@ class Axis:
         return Sending(work, lambda: torch.cat(parts, dim))
 
     def sum(self, x: Tensor) -> Tensor:
-        """Return the sum over the ranks, on each of them."""
+        """Returns the sum over the ranks, on each of them."""
         if torch.compiler.is_compiling():
             out: Tensor = _sum(x, self.number)
             return out
         return self.start_sum(x, later=False).wait()
 
     def start_sum(self, x: Tensor, later: bool) -> Sending:
-        """Start ``sum``; ``later`` as in ``start_gather``."""
+        """Starts ``sum``; ``later`` as in ``start_gather``."""
         out = x.clone(memory_format=torch.contiguous_format)
         silent = self.silent(x)
         work = None if silent else dist.all_reduce(out, group=self.group, async_op=later)
         return Sending(work, lambda: out)
 
     def top(self, x: Tensor) -> Tensor:
-        """Return the elementwise maximum over the ranks."""
+        """Returns the elementwise maximum over the ranks."""
         out = x.clone(memory_format=torch.contiguous_format)
         if not self.silent(x):
             dist.all_reduce(out, op=dist.ReduceOp.MAX, group=self.group)
         return out
 
     def scatter(self, x: Tensor, dim: int) -> Tensor:
-        """Return this rank's part of the sum over the ranks."""
+        """Returns this rank's part of the sum over the ranks."""
         if torch.compiler.is_compiling():
             out: Tensor = _scatter(x, self.number, dim)
             return out
         return self.start_scatter(x, dim, later=False).wait()
 
     def start_scatter(self, x: Tensor, dim: int, later: bool) -> Sending:
-        """Start ``scatter``; ``later`` as in ``start_gather``."""
+        """Starts ``scatter``; ``later`` as in ``start_gather``."""
         parts = [p.contiguous() for p in x.chunk(self.size, dim)]
         if self.silent(x):
             return Sending(None, lambda: parts[0])
@@ -284,7 +284,7 @@ class SendingInput:
     dim: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the tensor that the operator takes."""
+        """Returns the tensor that the operator takes."""
         match self.op:
             case "all_reduce":
                 return x.detach()
@@ -294,7 +294,7 @@ class SendingInput:
                 return self.axis.piece(x, self._dim)
 
     def start(self, grad: Tensor, later: bool) -> Sending:
-        """Start to send the gradient."""
+        """Starts to send the gradient."""
         match self.op:
             case "all_reduce":
                 return self.axis.start_sum(grad, later)
@@ -316,7 +316,7 @@ Enter = Callable[[Tensor, SendingInput], Tensor]
 def bring(
     x: Tensor, arrives: Cut, takes: Cut, axis: Axis, *, terms: bool, enter: Enter | None = None
 ) -> Tensor:
-    """Convert ``x`` from the layout ``arrives`` to ``takes``, which the operator needs.
+    """Converts ``x`` from the layout ``arrives`` to ``takes``, which the operator needs.
 
     ``terms``: each rank's gradient will be a term of the sum, not the full gradient. ``enter`` is called if
     the gradient needs a collective. Successive operators on one tensor share the collective: q, k and v enter
@@ -360,12 +360,12 @@ def _into(x: Tensor, arrives: Cut, axis: Axis, terms: bool, enter: Enter | None 
 
 
 def with_bias(term: Tensor, bias: Tensor, axis: Axis) -> Tensor:
-    """Add ``bias`` once to the sum over ``axis``; ``term`` is this rank's term of the sum."""
+    """Adds ``bias`` once to the sum over ``axis``; ``term`` is this rank's term of the sum."""
     return _Bias.apply(term, bias, axis.rank == 0)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def hand(y: Tensor, spread: ShardedOperator, axis: Axis) -> Tensor:
-    """Convert ``y`` to the layout of the output: sum terms, leave split tensors split or gather them."""
+    """Converts ``y`` to the layout of the output: sum terms, leave split tensors split or gathers them."""
     axis.last = None
     if not spread.sums:
         return bring(y, spread.makes, spread.gives, axis, terms=False)

@@ -95,7 +95,7 @@ class OpCall:
 
 
 def after(call: OpCall, tp: int) -> tuple[list[CutState], set[str]]:
-    """Return each result's state, and the parameters whose gradient becomes a term of the sum over ranks.
+    """Returns each result's state, and the parameters whose gradient becomes a term of the sum over ranks.
 
     Raises ``CutRefused``.
     """
@@ -121,7 +121,7 @@ def after(call: OpCall, tp: int) -> tuple[list[CutState], set[str]]:
 
 
 def _uncut(call: OpCall, pairs: Sequence[tuple[Shape, Shape]]) -> list[CutState]:
-    """Return the states of full results."""
+    """Returns the states of full results."""
     for here, full in pairs:
         if here != full:
             text = f"{call.name} makes a tensor of {list(here)} where the full model has {list(full)}"
@@ -131,7 +131,7 @@ def _uncut(call: OpCall, pairs: Sequence[tuple[Shape, Shape]]) -> list[CutState]
 
 
 def _cut_dim(name: str, here: Shape, full: Shape, tp: int) -> int:
-    """Return the dim of ``full`` of which ``here`` is the part of one rank of ``tp``."""
+    """Returns the dim of ``full`` of which ``here`` is the part of one rank of ``tp``."""
     differ = [d for d, (a, b) in enumerate(zip(here, full, strict=False)) if a != b]
     if len(here) != len(full) or len(differ) != 1 or here[differ[0]] * tp != full[differ[0]]:
         made = f"{name} of a tensor cut over tp has shape {list(here)}"
@@ -140,7 +140,7 @@ def _cut_dim(name: str, here: Shape, full: Shape, tp: int) -> int:
 
 
 def _check_rule(call: OpCall) -> None:
-    """Refuse an operation that needs the other ranks' parts, or that would join them in another order."""
+    """Refuses an operation that needs the other ranks' parts, or that would join them in another order."""
     if call.name in RULES:
         good = RULES[call.name](call)
     elif call.tagged(torch.Tag.pointwise):
@@ -153,7 +153,7 @@ def _check_rule(call: OpCall) -> None:
 
 
 def refuse_cut_features(name: str, module: str, dims: int) -> None:
-    """Refuse, with a cure, an input that is cut on its features if the layer needs all of them.
+    """Refuses, with a cure, an input that is cut on its features if the layer needs all of them.
 
     Its error would show only a shape. ``dims``: the number of dims of the input.
     """
@@ -171,7 +171,7 @@ def _always(call: OpCall) -> bool:
 
 
 def _leading(call: OpCall) -> bool:
-    """Return true if equally many elements precede the split dim in the input and in the output.
+    """Returns true if equally many elements precede the split dim in the input and in the output.
 
     A dim that leads the dims with which it is merged, or into which it is split, keeps its order over the
     ranks.
@@ -182,50 +182,50 @@ def _leading(call: OpCall) -> bool:
 
 
 def _along(call: OpCall) -> bool:
-    """Return true if the operation works along other dims than the split one."""
+    """Returns true if the operation works along other dims than the split one."""
     return call.dim not in _dims(call.args, ALONG[call.name], call.ndim) and _alike(call)
 
 
 def _alike(call: OpCall) -> bool:
-    """Return true if all inputs are split on the same dim."""
+    """Returns true if all inputs are split on the same dim."""
     return len({g.state.cut for g in call.inputs}) == 1
 
 
 def _attention(call: OpCall) -> bool:
-    """Return true if query, key and value have the same split, on batch or heads, and share one mask."""
+    """Returns true if query, key and value have the same split, on batch or heads, and share one mask."""
     if len({g.state.cut for g in call.inputs[:3]}) > 1 or call.dim >= call.ndim - 2:
         return False
     return all(g.state.cut is None and _same_along(g, call.dim - call.ndim) for g in call.inputs[3:])
 
 
 def _norm(call: OpCall) -> bool:
-    """Return true if the normalized dims and the weights are full."""
+    """Returns true if the normalized dims and the weights are full."""
     return call.dim < call.ndim - len(call.args[1]) and all(g.state.cut is None for g in call.inputs[1:])
 
 
 def _linear(call: OpCall) -> bool:
-    """Return true if the features and the weights are full."""
+    """Returns true if the features and the weights are full."""
     return _first_alone(call) and call.dim < call.ndim - 1
 
 
 def _first_alone(call: OpCall) -> bool:
-    """Return true if only the first input is split."""
+    """Returns true if only the first input is split."""
     first, *others = call.inputs
     return first.state.cut is not None and all(g.state.cut is None for g in others)
 
 
 def _batches(call: OpCall) -> bool:
-    """Return true if the matrices, which are the last two dims, are full."""
+    """Returns true if the matrices, which are the last two dims, are full."""
     return call.dim < call.ndim - 2
 
 
 def _repeat(call: OpCall) -> bool:
-    """Return true if each element is repeated equally often, along one given dim."""
+    """Returns true if each element is repeated equally often, along one given dim."""
     return _first_alone(call) and len(call.args) > 2 and isinstance(call.args[1], int)
 
 
 def _product(call: OpCall) -> bool:
-    """Return true if both factors have the same split of batches, or only the first has one, also of rows."""
+    """Returns true if both factors split batches equally, or only the first has one, also of rows."""
     a, b = call.inputs[:2]
     if a.state.cut is None or len(call.inputs) > 2:
         return False
@@ -235,7 +235,7 @@ def _product(call: OpCall) -> bool:
 
 
 def _aligned(call: OpCall) -> bool:
-    """Return true if all split inputs are split on one dim, and full inputs are broadcast along it."""
+    """Returns true if all split inputs are split on one dim, and full inputs are broadcast along it."""
     from_end = {g.state.cut - len(g.shape) for g in call.inputs if g.state.cut is not None}
     if len(from_end) > 1:
         return False
@@ -244,12 +244,12 @@ def _aligned(call: OpCall) -> bool:
 
 
 def _same_along(g: OpInput, at: int) -> bool:
-    """Return true if a tensor is the same for all indices of dim ``at``, counted from the end."""
+    """Returns true if a tensor is the same for all indices of dim ``at``, counted from the end."""
     return len(g.shape) < -at or g.shape[at] == 1
 
 
 def _dims(args: Sequence[Any], place: int, ndim: int) -> set[int]:
-    """Return the dims that an operation works along."""
+    """Returns the dims that an operation works along."""
     requested = args[place] if len(args) > place else None
     if requested is None or requested == []:
         return set(range(ndim))

@@ -31,7 +31,7 @@ class OverlappedLinear:
         self.used: tuple[Tensor, Tensor | None, Tensor] | None = None
 
     def enter(self, x: Tensor, entry: SendingInput) -> Tensor:
-        """Convert ``x`` to the layer's input, and return it."""
+        """Converts ``x`` to the layer's input, and returns it."""
         call = _Call(entry)
         x = _Arrive.apply(x, call)  # type: ignore[no-untyped-call]
         weight, bias = self.weights()
@@ -44,7 +44,7 @@ class OverlappedLinear:
         return _Send.apply(x, call)  # type: ignore[no-any-return, no-untyped-call]
 
     def product(self, x: Tensor) -> Tensor | None:
-        """Return the product with the entered ``x``, or ``None``.
+        """Returns the product with the entered ``x``, or ``None``.
 
         It is ``None`` if ``x`` entered for another layer, or autograd computes the product.
         """
@@ -56,7 +56,7 @@ class OverlappedLinear:
 
 
 def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Return true if plain autograd sends one gradient and can compute another one meanwhile."""
+    """Returns true if plain autograd sends one gradient and can compute another one meanwhile."""
     operands = [x, weight] if bias is None else [x, weight, bias]
     plain = all(type(t) in PLAIN and t.layout == torch.strided and t.dtype == x.dtype for t in operands)
     learns = weight.requires_grad or (bias is not None and bias.requires_grad)
@@ -161,10 +161,10 @@ def _as_matrix(t: Tensor) -> Tensor:
 
 
 def _by_columns(t: Tensor) -> bool:
-    """Return true if a matrix is stored column by column; torch stores its gradient likewise."""
+    """Returns true if a matrix is stored column by column; torch stores its gradient likewise."""
     return t.stride() == (1, t.shape[0])
 
 
 def _in_one(x: Tensor) -> bool:
-    """Return true if torch adds the bias in the product (``addmm``), not afterwards."""
+    """Returns true if torch adds the bias in the product (``addmm``), not afterwards."""
     return x.dim() == 2 or (x.dim() == 3 and x.is_contiguous())

@@ -46,7 +46,7 @@ def follow(
     inputs: Sequence[TensorSpec],
     lengths: Lengths = (),
 ) -> TensorParallelPlan:
-    """Return how ``operators`` run in ``model`` (on meta), on full sequences or on pieces of these lengths.
+    """Returns how ``operators`` run in ``model`` (on meta), on full sequences or on pieces of these lengths.
 
     Raises ``RequestError`` if the results would be wrong.
     """
@@ -84,7 +84,7 @@ def follow(
 def flow_of_chunks(
     model: nn.Module, flow: TensorParallelPlan, tp: int, inputs: Sequence[TensorSpec], lengths: Lengths
 ) -> TensorParallelPlan:
-    """Return ``flow`` for sequences in chunks, with the same splits and other collectives.
+    """Returns ``flow`` for sequences in chunks, with the same splits and other collectives.
 
     Raises ``RequestError`` if the chunks get other splits.
     """
@@ -113,7 +113,7 @@ class _Forwards:
 
 
 def _pass(model: nn.Module, forwards: _Forwards, run: ShardingTracker) -> list[list[tuple[Tensor, CutState]]]:
-    """Run a pass, and return the outputs of each forward.
+    """Runs a pass, and returns the outputs of each forward.
 
     A model that reads values runs on zeros in memory.
     """
@@ -146,7 +146,7 @@ def _passed(
 
 
 def _prepare(model: nn.Module, operators: tuple[Operator, ...], run: ShardingTracker) -> None:
-    """Let ``run`` track the operators of ``model`` one by one, and where each operation is called."""
+    """Lets ``run`` track the operators of ``model`` one by one, and where each operation is called."""
     # at first no tensor is split
     for b in model.buffers():
         run.tag(b, CutState())
@@ -165,7 +165,7 @@ def _prepare(model: nn.Module, operators: tuple[Operator, ...], run: ShardingTra
 def _together(
     before: dict[Operator, ShardedOperator], now: dict[Operator, ShardedOperator]
 ) -> dict[Operator, ShardedOperator]:
-    """Merge the operators of a sequence's pieces: their collectives add up."""
+    """Merges the operators of a sequence's pieces: their collectives add up."""
     out = {}
     for o, s in now.items():
         earlier = before.get(o)
@@ -208,7 +208,7 @@ def _following(run: ShardingTracker, branches: AbstractContextManager[None]) -> 
 
 
 def _refuse(run: ShardingTracker) -> None:
-    """Refuse a branch on values, because only one side of it was traced."""
+    """Refuses a branch on values, because only one side of it was traced."""
     at = run.where[-1] or "the model's own forward"
     text = f"{at} branches on the values of its inputs or weights"
     raise CutRefused(f"{text}; a branch cannot be traced next to operators that are cut over tp", KEY)
@@ -223,7 +223,7 @@ def _end(run: ShardingTracker, *_: Any) -> None:
 
 
 def _with_cause(p: Problem, why: BaseException | None, run: ShardingTracker) -> Problem:
-    """Return the problem with its cause; an error that occurs only with pieces is the strategy's fault."""
+    """Returns the problem with its cause; an error that occurs only with pieces is the strategy's fault."""
     at = run.where[-1] or "the model's own forward"
     if isinstance(why, CutRefused):
         text = str(why) if why.key else f"in {at}: {why}"
@@ -237,7 +237,7 @@ def _with_cause(p: Problem, why: BaseException | None, run: ShardingTracker) -> 
 
 
 def _output(outs: list[tuple[Tensor, CutState]], run: ShardingTracker) -> Cut:
-    """Return the layout of the model's output: the loss takes full outputs, or one split on its classes."""
+    """Returns the layout of the model's output: the loss takes full outputs, or one split on its classes."""
     for _, s in outs:
         run.full |= s.made
     t, dim = next(((t, s.cut) for t, s in outs if s.cut is not None), (None, None))
@@ -256,7 +256,7 @@ def _output(outs: list[tuple[Tensor, CutState]], run: ShardingTracker) -> Cut:
 def _operate(
     run: ShardingTracker, module: nn.Module, plain: Callable[..., Any], o: Operator, *args: Any, **kwargs: Any
 ) -> Any:
-    """Run an operator and record what it communicates."""
+    """Runs an operator and records what it communicates."""
     x, *rest = args or (kwargs.pop("input", None),)
     if not isinstance(x, Tensor):
         raise CutRefused(f"the first argument of {o.module} is not a tensor", o.where)
@@ -295,7 +295,7 @@ def _operate(
 
 
 def _run_uncut(run: ShardingTracker, o: Operator, call: Callable[[], Any]) -> Any:
-    """Run an operator of the full model as it is."""
+    """Runs an operator of the full model as it is."""
     run.quiet += bool(o.mode)
     y = call()
     run.quiet -= bool(o.mode)
@@ -304,7 +304,7 @@ def _run_uncut(run: ShardingTracker, o: Operator, call: Callable[[], Any]) -> An
 
 
 def _note(run: ShardingTracker, o: Operator, module: nn.Module, planned: ShardedOperator) -> None:
-    """Record the spread of an operator; every call of it must need the same."""
+    """Records the spread of an operator; every call of it must need the same."""
     if run.spreads.setdefault(o, planned) != planned:
         raise CutRefused(f"{o.module} is called more than once, with different cuts", o.where)
     if o.mode == "row" and planned.gives is not None and getattr(module, "bias", None) is not None:
@@ -314,7 +314,7 @@ def _note(run: ShardingTracker, o: Operator, module: nn.Module, planned: Sharded
 
 
 def _quietly(run: ShardingTracker, log: list[Comm], do: Callable[[Axis], Tensor]) -> Tensor:
-    """Run an operator's own work untracked, and log only what it would send."""
+    """Runs an operator's own work untracked, and log only what it would send."""
     assert run.axis is not None
     run.axis.log = log
     run.quiet += 1
@@ -331,7 +331,7 @@ def _tensor(y: Any, o: Operator) -> Tensor:
 
 
 def _into(o: Operator, x: Tensor, arrives: Cut, n: int) -> ShardedOperator:
-    """Return the spread with the layout that arrives and the layout that the operator takes."""
+    """Returns the spread with the layout that arrives and the layout that the operator takes."""
     requested = _requested_cut(o, "input", x, n, now=arrives)
     if not o.mode:
         takes = arrives if o.input is None else requested
@@ -347,7 +347,7 @@ def _into(o: Operator, x: Tensor, arrives: Cut, n: int) -> ShardedOperator:
 
 
 def _out_of(o: Operator, y: Tensor, s: ShardedOperator, n: int) -> ShardedOperator:
-    """Return the spread with the layout that the operator computes and the layout that it returns."""
+    """Returns the spread with the layout that the operator computes and the layout that it returns."""
     sums = o.mode in ("row", "vocabulary")
     makes = y.dim() - 1 if o.mode else s.makes
     if sums:
@@ -357,7 +357,7 @@ def _out_of(o: Operator, y: Tensor, s: ShardedOperator, n: int) -> ShardedOperat
 
 
 def _requested_cut(o: Operator, name: Literal["input", "output"], t: Tensor, n: int, now: Cut) -> Cut:
-    """Return the dim that the strategy splits, checked against the tensor."""
+    """Returns the dim that the strategy splits, checked against the tensor."""
     axes = o.input if name == "input" else o.output
     if axes is None:
         return None

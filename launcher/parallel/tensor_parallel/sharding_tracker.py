@@ -55,7 +55,7 @@ class ShardingTracker:
     layers: frozenset[str] = frozenset()
 
     def restart(self) -> None:
-        """Forget everything recorded."""
+        """Forgets everything recorded."""
         for record in (self.rows, self.states, self.spreads, self.terms, self.full):
             record.clear()
         self.where, self.quiet = [""], 0
@@ -67,7 +67,7 @@ class ShardingTracker:
         self.states[id(t)] = (t, s)  # kept alive, as a freed tensor's id could be reused
 
     def row(self, name: str, outs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
-        """Note an operation, and return the shapes of the same operation in the full model."""
+        """Notes an operation, and returns the shapes of the same operation in the full model."""
         shapes = tuple(tuple(t.shape) for t in outs)
         at = len(self.rows)
         self.rows.append((name, shapes))
@@ -83,7 +83,7 @@ class ShardingTracker:
         return self.full_rows[at][1]
 
     def done(self, name: str, args: Any, kwargs: Any, out: Any, func: Any = None) -> None:
-        """Note an operation outside the operators; it must fit the same operation of the full model."""
+        """Notes an operation outside the operators; it must fit the same operation of the full model."""
         outs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
         shapes = self.row(name, outs)
         if self.axis is None:
@@ -136,7 +136,7 @@ class FollowCalls(TorchFunctionMode):
         return out
 
     def _needs(self, name: str, args: Any) -> None:
-        """Refuse, with a cure, a layer that mixes the split last dim."""
+        """Refuses, with a cure, a layer that mixes the split last dim."""
         at = self.run.where[-1]
         x = next((a for a in args if isinstance(a, Tensor)), None)
         if x is None or self.run.axis is None or at not in self.run.layers:

@@ -38,12 +38,12 @@ class SideChannels:
         self.left: dict[tuple[str, Key], tuple[str, Any]] = {}
 
     def begin(self, name: str) -> str:
-        """Return, before leaf ``name`` runs, state that code outside of leaves has changed, or ""."""
+        """Returns, before leaf ``name`` runs, state that code outside of leaves has changed, or ""."""
         self.outer = self._outer()
         return self._changed_attribute(name) or self._changed_variable()
 
     def end(self, name: str) -> None:
-        """Record the state after leaf ``name``, which may have changed objects of other leaves too."""
+        """Records the state after leaf ``name``, which may have changed objects of other leaves too."""
         others = [m for m in self.leaves if covers(name, m) or covers(m, name)]
         for other in {*others}.union(*(self.holders.get(some, ()) for some in self.own[name].also)):
             before, self.own[other] = self.own[other], _own(self.leaves[other])
@@ -54,12 +54,12 @@ class SideChannels:
         self._leave(name, OUTER, self.outer, self._outer())
 
     def _leave(self, leaf: str, owner: str, before: PythonState, after: PythonState) -> None:
-        """Record what ``leaf`` has changed, with the value that it had before the first change."""
+        """Records what ``leaf`` has changed, with the value that it had before the first change."""
         for key in changed(before, after):
             self.left.setdefault((owner, key), (leaf, before.marks.get(key, ABSENT)))
 
     def taken(self) -> tuple[str, str]:
-        """Return, at the end of the forward, a place that a leaf has changed, now as before, and the leaf."""
+        """Returns, at the end of the forward, a place that a leaf changed, now as before, and the leaf."""
         now = {**self.own, "": self.around, OUTER: self._outer()}
         for (owner, key), (leaf, before) in self.left.items():
             if same_mark(before, now[owner].marks.get(key, ABSENT)):
@@ -67,7 +67,7 @@ class SideChannels:
         return "", ""
 
     def over(self) -> tuple[str, str]:
-        """Return, after the forward, state that was changed after a leaf had run, and that leaf."""
+        """Returns, after the forward, state that was changed after a leaf had run, and that leaf."""
         last = self._changed_variable()
         for name in self.leaves:
             at = last or self._changed_attribute(name)
@@ -76,15 +76,15 @@ class SideChannels:
         return "", ""
 
     def _changed_attribute(self, name: str) -> str:
-        """Return an attribute of leaf ``name`` that code outside of leaves has changed, or ""."""
+        """Returns an attribute of leaf ``name`` that code outside of leaves has changed, or ""."""
         return next((_below(name, at) for at, _ in changed(self.own[name], _own(self.leaves[name]))), "")
 
     def _changed_variable(self) -> str:
-        """Return a variable that code outside of leaves has changed, or ""."""
+        """Returns a variable that code outside of leaves has changed, or ""."""
         return next((at for at, _ in changed(self.around, variables(self.files))), "")
 
     def _outer(self) -> PythonState:
-        """Return the attributes of the modules that contain leaves."""
+        """Returns the attributes of the modules that contain leaves."""
         out = PythonState()
         for path, module in self.between.items():
             for name, value in vars(module).items():
@@ -98,7 +98,7 @@ HOOKED = "the hooks of"
 
 
 def _own(leaf: nn.Module) -> PythonState:
-    """Return the Python state of a leaf's modules and hooks, without library hooks, which only observe."""
+    """Returns the Python state of a leaf's modules and hooks, without library hooks, which only observe."""
     out = snapshot(leaf)
     for path, module in leaf.named_modules():
         each = [f for kind in HOOKS for f in vars(module)[kind].values()]
@@ -108,14 +108,14 @@ def _own(leaf: nn.Module) -> PythonState:
 
 
 def _below(leaf: str, at: str) -> str:
-    """Return the model's name of ``at``, which is a name within ``leaf``."""
+    """Returns the model's name of ``at``, which is a name within ``leaf``."""
     if at.startswith(HOOKED):
         return f"{HOOKED} {leaf}.{at.removeprefix(HOOKED + ' ')}".strip(".")
     return f"{leaf}.{at}"
 
 
 def _movable(leaf: str, model: nn.Module) -> None:
-    """Refuse a generator: it would be shared with the plan's copy of the model, which advances it."""
+    """Refuses a generator: it would be shared with the plan's copy of the model, which advances it."""
     for path, module in model.named_modules(prefix=leaf):
         for name, value in vars(module).items():
             if isinstance(value, GeneratorType) and value.gi_frame is not None:

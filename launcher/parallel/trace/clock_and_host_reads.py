@@ -38,7 +38,7 @@ class OutsideReads:
 
 
 def outside_reads(model: nn.Module, inputs: Sequence[Tensor]) -> OutsideReads:
-    """Return the functions outside of the model whose results its output depends on.
+    """Returns the functions outside of the model whose results its output depends on.
 
     Nothing is found for a model that is too large to try, or that fails. ``inputs`` are on meta; their number
     of samples does not matter.
@@ -80,7 +80,7 @@ def _name(owner: Any, function: str, change: object = None) -> str:
 def _answered(
     model: nn.Module, xs: list[Tensor], names: list[str], other: str = ""
 ) -> tuple[list[Tensor], dict[str, None]]:
-    """Return the outputs, and the functions that were called; the result of ``other`` is changed."""
+    """Returns the outputs, and the functions that were called; the result of ``other`` is changed."""
     seen: dict[str, None] = {}
     kept = torch.random.fork_rng(devices=[]), streams_kept(), put_back(names), contents_put_back(model)
     with ExitStack() as around:
@@ -103,7 +103,7 @@ def streams_kept() -> Iterator[None]:
 
 @contextmanager
 def _patched(names: Sequence[str], seen: dict[str, None], other: str) -> Iterator[None]:
-    """Note in ``seen`` which functions the model's code calls, also those that its files import by name."""
+    """Notes in ``seen`` which functions the model's code calls, also those that its files import by name."""
     placed: list[tuple[Any, str, Any]] = []
     known = {id(getattr(owner, name)): (owner, name, change) for owner, name, change in (*CLOCKS, *PLACES)}
     places = [(owner, name, getattr(owner, name)) for owner, name, _ in known.values()]
@@ -137,7 +137,7 @@ def _noting(
 
 
 def _called_by_user_code() -> bool:
-    """Return true if the user's code makes this call, directly or through Python's own modules."""
+    """Returns true if the user's code makes this call, directly or through Python's own modules."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))

@@ -87,16 +87,16 @@ class Tracer(Capture):
         self._last: tuple[Cost, frozenset[int], int] = (NO_COST, frozenset(), 0)
 
     def called(self, node: fx.Node) -> tuple[nn.Module, Any, Any]:
-        """Return the module that ``node`` calls, and its arguments."""
+        """Returns the module that ``node`` calls, and its arguments."""
         return self.calls[node]
 
     def arguments_of(self, node: fx.Node) -> tuple[Any, Any]:
-        """Return the values of the node's arguments."""
+        """Returns the values of the node's arguments."""
         args, kwargs = (fx.node.map_arg(a, self.values.__getitem__) for a in (node.args, node.kwargs))
         return args, kwargs
 
     def overwritten(self) -> frozenset[fx.Node]:
-        """Return the values that a later node changes in place."""
+        """Returns the values that a later node changes in place."""
         out: set[fx.Node] = set()
         later: set[int] = set()
         for node in reversed(self.graph.nodes):
@@ -125,7 +125,7 @@ class Tracer(Capture):
         return out, bool(wrote)
 
     def _call_leaf(self, call: GlueCall) -> Any:
-        """Run a leaf, and check that it receives values only as arguments."""
+        """Runs a leaf, and checks that it receives values only as arguments."""
         leaf = self.leaves[id(call.func)]
         report = None
         if self.side_channels is not None:
@@ -148,11 +148,11 @@ class Tracer(Capture):
             raise self.refuse(f"it changes {at}, which {leaf} would not see on its stage")
 
     def _depends(self, leaf: str, difference: str) -> None:
-        """Refuse a result that depends on values: code between the leaves runs now, and never again."""
+        """Refuses a result that depends on values: code between the leaves runs now, and never again."""
         raise self.refuse(f"{leaf} returns {difference} for other data; return a tensor of a fixed shape")
 
     def over(self) -> None:
-        """Check what modules leave at the end of the forward, while their calls are still captured."""
+        """Checks what modules leave at the end of the forward, while their calls are still captured."""
         self.watch.settle()  # a class whose own __call__ is captured has another function in its place
         if self.streams is not None:
             self.streams.over()
@@ -172,13 +172,13 @@ class Tracer(Capture):
         return node
 
     def escaped(self, func: Any) -> None:
-        """Refuse an operation that belongs to no node."""
+        """Refuses an operation that belongs to no node."""
         if not self.eager and torch._C._current_graph_task_id() == -1:
             name = func._schema.name.removeprefix("aten::")
             raise self.refuse(f"{name} runs there without a call in Python that could be recorded")
 
     def read(self, name: str) -> None:
-        """Refuse an outside read of Python state that a leaf changes: the graph would keep its value."""
+        """Refuses an outside read of Python state that a leaf changes: the graph would keep its value."""
         leaf = next(u for u in self.leaves.values() if covers(u, name))
         here = self.watch.running
         ours = self.eager and not any(covers(u, here) for u in self.leaves.values())  # it is being copied
@@ -187,24 +187,24 @@ class Tracer(Capture):
 
 
 def origins(value: Any) -> frozenset[Any]:
-    """Return ``origin_of`` each tensor in ``value`` with a gradient."""
+    """Returns ``origin_of`` each tensor in ``value`` with a gradient."""
     return frozenset(origin_of(t) for t in tensors(value) if t.requires_grad)
 
 
 def origin_of(t: torch.Tensor) -> Any:
-    """Return the autograd function that made ``t``, and the number of its output; for a leaf, its id."""
+    """Returns the autograd function that made ``t``, and the number of its output; for a leaf, its id."""
     return (t.grad_fn, t.output_nr) if t.grad_fn is not None else id(t)
 
 
 def storages(value: Any) -> dict[int, None]:
-    """Return the storages of the tensors in ``value``, in order."""
+    """Returns the storages of the tensors in ``value``, in order."""
     return dict.fromkeys(t.untyped_storage()._cdata for t in tensors(value))
 
 
 def trace(
     model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
 ) -> Tracer:
-    """Trace ``model`` (on meta) for meta ``inputs``; every forward must do the same.
+    """Traces ``model`` (on meta) for meta ``inputs``; every forward must do the same.
 
     Raises ``RequestError``.
     """
@@ -214,7 +214,7 @@ def trace(
 
 @contextmanager
 def _left_as_it_is(model: nn.Module) -> Iterator[None]:
-    """Undo what forwards of a copy change in objects that cannot be copied, so that ``model`` has them too.
+    """Undoes what forwards of a copy change in objects that cannot be copied, so that ``model`` has them too.
 
     Raises ``RequestError`` for what cannot be undone, such as a generator that has advanced.
     """
@@ -276,7 +276,7 @@ def _later(
     counted: Sequence[str],
     numbers: Sequence[Mapping[Key, Any]],
 ) -> None:
-    """Refuse a model that counts its forwards if, after many of them, it does what no stage can do.
+    """Refuses a model that counts its forwards if, after many of them, it does what no stage can do.
 
     ``numbers`` has its counts after each of two forwards. A forward that fails so late is not judged.
     """
@@ -302,7 +302,7 @@ def _later(
 def trace_ours(
     model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
 ) -> Tracer:
-    """Trace a model of this package, whose forwards are known to do the same each time."""
+    """Traces a model of this package, whose forwards are known to do the same each time."""
     model = copied(model)
     tracer = _follow(model, leaves, inputs, units)
     if modal(model):
@@ -314,12 +314,12 @@ def trace_ours(
 
 
 def modal(model: nn.Module) -> bool:
-    """Return true if the model has a module of torch that depends on the training mode."""
+    """Returns true if the model has a module of torch that depends on the training mode."""
     return any(isinstance(m, MODAL) for m in model.modules())
 
 
 def _evaluated(tracer: Tracer, other: Tracer) -> None:
-    """Add the trace in evaluation mode; the code between the modules must be the same."""
+    """Adds the trace in evaluation mode; the code between the modules must be the same."""
     tracer.evaluation = other
     tracer.watch.looks |= other.watch.looks
     tracer.watch.steers |= other.watch.steers
@@ -330,7 +330,7 @@ def _evaluated(tracer: Tracer, other: Tracer) -> None:
 
 
 def _one_generator_each(tracer: Tracer, leaves: frozenset[str]) -> None:
-    """Refuse a generator of torch from which several leaves draw: its state does not advance on meta."""
+    """Refuses a generator of torch from which several leaves draw: its state does not advance on meta."""
     for drawers in tracer.watch.effects.generators.values():
         several = list(dict.fromkeys(next((u for u in leaves if covers(u, n)), n) for n in drawers))
         if len(several) > 1:
@@ -340,7 +340,7 @@ def _one_generator_each(tracer: Tracer, leaves: frozenset[str]) -> None:
 
 
 def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor]) -> None:
-    """Refuse a forward that reads state that earlier backwards have changed."""
+    """Refuses a forward that reads state that earlier backwards have changed."""
     names = list(dict.fromkeys(n for call in tracer.calls.values() for n in moved(model, *call)))
     read: dict[str, None] = {}
     if names:
@@ -355,7 +355,7 @@ def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Se
 def follow(
     model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
 ) -> Tracer:
-    """Trace ``model`` once, in its present mode.
+    """Traces ``model`` once, in its present mode.
 
     Raises ``RequestError`` if the glue cannot be traced.
     """
@@ -372,7 +372,7 @@ def _follow(
     check_side_channels: bool = False,
     streams: LeafStreams | None = None,
 ) -> Tracer:
-    """Trace a model that may count or cache while it runs.
+    """Traces a model that may count or cache while it runs.
 
     ``counted`` has attributes that only their own leaf may read. ``streams`` records the random streams.
     """
@@ -410,14 +410,14 @@ def _follow(
 
 
 def _names(model: nn.Module, count: int) -> list[str]:
-    """Return the forward's names of its inputs."""
+    """Returns the forward's names of its inputs."""
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     named = [p.name for p in signature(model.forward).parameters.values() if p.kind in kinds][:count]
     return [*named, *(f"input_{i}" for i in range(len(named), count))]
 
 
 def _unhooked(model: nn.Module, leaves: frozenset[str]) -> None:
-    """Refuse backward hooks of modules that are split: they have no backward of their own."""
+    """Refuses backward hooks of modules that are split: they have no backward of their own."""
     for path, module in model.named_modules():
         hooked = module._backward_hooks or module._backward_pre_hooks
         if hooked and leaves.isdisjoint(around(path)):
@@ -431,7 +431,7 @@ def _unhooked(model: nn.Module, leaves: frozenset[str]) -> None:
 def refusing(
     model: nn.Module, inputs: Sequence[torch.Tensor], tracer: Tracer | None = None
 ) -> Iterator[None]:
-    """Turn errors of a user's forward into ``RequestError``, with a cure if only the trace fails."""
+    """Turns errors of a user's forward into ``RequestError``, with a cure if only the trace fails."""
     name = type(model).__name__
     try:
         yield
@@ -486,7 +486,7 @@ TRACES = "which cannot run on tensors without values, as a plan has; write it in
 
 
 def _higher_order(error: BaseException) -> str:
-    """Return the operator of torch that takes functions, such as ``cond``, in which ``error`` was raised."""
+    """Returns the operator of torch that takes functions, such as ``cond``, in which ``error`` was raised."""
     frame = error.__traceback__
     while frame is not None:
         _, folder, file = frame.tb_frame.f_code.co_filename.rpartition("/torch/_higher_order_ops/")
@@ -497,7 +497,7 @@ def _higher_order(error: BaseException) -> str:
 
 
 def failing(model: nn.Module, error: BaseException) -> str:
-    """Return the innermost module of ``model`` in the traceback of ``error``; "" for the model itself."""
+    """Returns the innermost module of ``model`` in the traceback of ``error``; "" for the model itself."""
     paths = {id(m): path for path, m in model.named_modules()}
     innermost, frame = "", error.__traceback__
     while frame is not None:
@@ -514,7 +514,7 @@ def failing(model: nn.Module, error: BaseException) -> str:
 
 
 def graph_difference(a: fx.Graph, b: fx.Graph) -> str:
-    """Return the first difference of two graphs, in words; "" if they do the same."""
+    """Returns the first difference of two graphs, in words; "" if they do the same."""
     for left, right in zip(a.nodes, b.nodes, strict=False):
         one, other = call_text(left), call_text(right)
         if one != other:
@@ -523,7 +523,7 @@ def graph_difference(a: fx.Graph, b: fx.Graph) -> str:
 
 
 def call_text(node: fx.Node) -> str:
-    """Return a call with all its constants, such as ``y = mul(x, 2)``."""
+    """Returns a call with all its constants, such as ``y = mul(x, 2)``."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     arguments = [*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())]
     return f"{node.name} = {name}({', '.join(arguments)})"

@@ -63,7 +63,7 @@ class _Reads(TorchFunctionMode):
 
 @contextmanager
 def looking(inputs: Iterable[Tensor], refuse: Callable[[], None]) -> Iterator[None]:
-    """Call ``refuse`` if Python, or a shape, depends on values that depend on ``inputs`` while entered."""
+    """Calls ``refuse`` if Python, or a shape, depends on values that depend on ``inputs`` while entered."""
     mode = _InputDependence(inputs, refuse)
     with mode, _Reads(mode):
         yield

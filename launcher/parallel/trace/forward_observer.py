@@ -40,7 +40,7 @@ from launcher.plan.values.model_graph import Inner
 
 
 def feeds(made: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> bool:
-    """Return true if autograd's graph leads from every tensor of ``last`` back to one of ``made``."""
+    """Returns true if autograd's graph leads from every tensor of ``last`` back to one of ``made``."""
     goals = {t.grad_fn for t in made if t.grad_fn is not None}
     if not goals or not last:
         return False
@@ -49,7 +49,7 @@ def feeds(made: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> boo
 
 
 def reaches(start: Any, goals: set[Any], oldest: int) -> bool:
-    """Return true if a path leads from ``start`` to a goal; nodes older than ``oldest`` cannot be on it."""
+    """Returns true if a path leads from ``start`` to a goal; nodes older than ``oldest`` cannot be on it."""
     stack, seen = [start], set()
     while stack:
         node = stack.pop()
@@ -220,7 +220,7 @@ class ForwardObserver(TorchFunctionMode):
         self.values = SampleValues(inputs, lambda: self._running[-1])
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
-        """Return a function that removes the calls recorded since, and if ``effects`` also their effects."""
+        """Returns a function that removes the calls recorded since, and if ``effects`` also their effects."""
         scopes = dict(self.scopes)
         calls = Counter(self.calls)
         runs = list(self.runs)
@@ -235,7 +235,7 @@ class ForwardObserver(TorchFunctionMode):
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Record modules that read values, which are real while entered."""
+        """Records modules that read values, which are real while entered."""
         self._real = True
         try:
             with Sized(self.look):
@@ -244,21 +244,21 @@ class ForwardObserver(TorchFunctionMode):
             self._real = False
 
     def units_below(self) -> bool:
-        """Return true if a module that reads values contains units, and so may decide which of them run."""
+        """Returns true if a module that reads values contains units, and so may decide which of them run."""
         return any(covers(m, u) for m in self.looks for u in self._units - {m})
 
     def ran(self, since: int) -> list[str]:
-        """Return the units that began after the first ``since`` events."""
+        """Returns the units that began after the first ``since`` events."""
         return [name for name, begins in self.order[since:] if begins and name in self._units]
 
     def look(self, values: Any) -> None:
-        """Note that the innermost running module reads ``values``."""
+        """Notes that the innermost running module reads ``values``."""
         self.looks.add(self._running[-1])
         self.looked += 1
         self.effects.look(values)
 
     def _region(self) -> int | None:
-        """Return the active call of torch's checkpoint, if any; the backward recomputes modules in it."""
+        """Returns the active call of torch's checkpoint, if any; the backward recomputes modules in it."""
         if self._reentrant:
             return self._reentrant[-1]
         now = saved_tensor_hooks()
@@ -266,7 +266,7 @@ class ForwardObserver(TorchFunctionMode):
         return id(now[0]) if inside else None
 
     def recomputed(self) -> tuple[str, ...]:
-        """Return, for each call of torch's checkpoint with several units, the deepest module around them."""
+        """Returns, for each call of torch's checkpoint with several units, the deepest module around them."""
         return tuple(dict.fromkeys(_around(names) for names in self._regions.values() if len(set(names)) > 1))
 
     def _learn(self, prefix: str, module: nn.Module) -> None:
@@ -282,18 +282,18 @@ class ForwardObserver(TorchFunctionMode):
         return self._running[-1]
 
     def path(self, module: nn.Module) -> str:
-        """Return the name of a module of the model."""
+        """Returns the name of a module of the model."""
         return self._paths[id(module)]
 
     @contextmanager
     def counting(self, module: nn.Module, copy: nn.Module) -> Iterator[None]:
-        """Record the Python state that ``copy``, which runs instead of ``module``, changes while entered."""
+        """Records the Python state that ``copy``, which runs instead of ``module``, changes while entered."""
         path, before = self._paths[id(module)], snapshot(copy)
         yield
         self.counted += [(f"{path}.{name}".strip("."), way) for name, way in changed(before, snapshot(copy))]
 
     def copied(self, module: nn.Module, copy: nn.Module) -> None:
-        """Register ``copy``, which runs instead of ``module``.
+        """Registers ``copy``, which runs instead of ``module``.
 
         This registers all of its parts at once: they may change before they run, or without running.
         """
@@ -303,7 +303,7 @@ class ForwardObserver(TorchFunctionMode):
         self._learn(path, copy)
 
     def enter(self, name: str, module: nn.Module, arguments: Any = ()) -> None:
-        """Note that module ``name`` begins to run; it may be a copy of the one in the model."""
+        """Notes that module ``name`` begins to run; it may be a copy of the one in the model."""
         if self.over:
             return
 
@@ -346,7 +346,7 @@ class ForwardObserver(TorchFunctionMode):
         self.effects.learn(name, module)
 
     def leave(self, name: str, module: nn.Module, arguments: tuple[Any, Any], output: Any) -> None:
-        """Note that module ``name`` ends."""
+        """Notes that module ``name`` ends."""
         if self.over or get_ident() != self._thread:
             return
         self._running.pop()
@@ -377,7 +377,7 @@ class ForwardObserver(TorchFunctionMode):
         self._between_calls.end(name)
 
     def settle(self) -> None:
-        """Note, at the end of the forward, modules that ran with state that has another value by now."""
+        """Notes, at the end of the forward, modules that ran with state that has another value by now."""
         for name, place in self._between_calls.settled().items():
             self.under.setdefault(name, f"another value of {place}")
         self.results.settle()
@@ -431,7 +431,7 @@ class ForwardObserver(TorchFunctionMode):
         return out
 
     def _owned(self, t: Tensor) -> bool:
-        """Return true if the model has ``t`` as a parameter or buffer."""
+        """Returns true if the model has ``t`` as a parameter or buffer."""
         return id(t) in self._names or bool(self.effects.buffer(t))
 
     def _inner(self, func: Any, args: Any, kwargs: Any) -> Inner:
@@ -451,20 +451,20 @@ class ForwardObserver(TorchFunctionMode):
         return Inner(self._running[-1], False, tuple(crosses))
 
     def _borrow(self, names: list[str], t: Tensor) -> None:
-        """Note a use of ``t`` by modules that neither own it nor get it as an argument."""
+        """Notes a use of ``t`` by modules that neither own it nor get it as an argument."""
         for at, module in enumerate(self._running[1:], 1):
             passed = any(t is other for arguments in self._arguments[at:] for other in arguments)
             if not passed and not any(covers(module, owner(n)) for n in names):
                 self.borrowed[module, names[0]] = None
 
     def _use(self, names: list[str]) -> None:
-        """Note a use of a parameter; if it is tied, its name closest to the running modules counts."""
+        """Notes a use of a parameter; if it is tied, its name closest to the running modules counts."""
         seen = {n: max((m for m in self._running if covers(m, owner(n))), key=len) for n in names}
         name = max(names, key=lambda n: (seen[n] == owner(n), len(seen[n])))
         self.scopes[name] = min(self.scopes.get(name, seen[name]), seen[name], key=len)
 
     def chains(self) -> tuple[tuple[str, str], ...]:
-        """Return pairs (a, b) of units that ran once, b right after a on its output.
+        """Returns pairs (a, b) of units that ran once, b right after a on its output.
 
         The backward of b then ends before that of a.
         """
@@ -476,18 +476,18 @@ class ForwardObserver(TorchFunctionMode):
 
 
 def _hooks_of(model: nn.Module) -> list[list[int]]:
-    """Return the ids of the hooks of each module."""
+    """Returns the ids of the hooks of each module."""
     return [[*vars(m)[kind]] for m in model.modules() for kind in HOOKS]
 
 
 def _around(names: list[str]) -> str:
-    """Return the deepest module that contains all of ``names``."""
+    """Returns the deepest module that contains all of ``names``."""
     same = takewhile(lambda level: len(set(level)) == 1, zip(*(n.split(".") for n in names), strict=False))
     return ".".join(level[0] for level in same)
 
 
 def _by_library() -> bool:
-    """Return true if the code that called torch is a library's, and not the user's."""
+    """Returns true if the code that called torch is a library's, and not the user's."""
     frame: Any = sys._getframe(2)
     while frame.f_code.co_name == "__torch_function__":  # of another active mode
         frame = frame.f_back
@@ -495,14 +495,14 @@ def _by_library() -> bool:
 
 
 def _moving() -> bool:
-    """Return true if torch reads a gradient to move it, because the model calls ``to()`` or the like."""
+    """Returns true if torch reads a gradient to move it, because the model calls ``to()`` or the like."""
     frame = sys._getframe(2)
     return frame.f_code is nn.Module._apply.__code__
 
 
 @contextmanager
 def _state_dict_calls(report: Callable[[], None]) -> Iterator[None]:
-    """Call ``report`` each time that ``state_dict`` or ``load_state_dict`` of a module is called."""
+    """Calls ``report`` each time that ``state_dict`` or ``load_state_dict`` of a module is called."""
     plain = {name: vars(nn.Module)[name] for name in ("state_dict", "load_state_dict")}
 
     def patched(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -522,14 +522,14 @@ def _state_dict_calls(report: Callable[[], None]) -> Iterator[None]:
 
 
 def _over(*_: object) -> None:
-    """Ignore a call of a module after its watch has ended."""
+    """Ignores a call of a module after its watch has ended."""
 
 
 @contextmanager
 def watching(
     model: nn.Module, units: Iterable[str], saved: Callable[[], int], inputs: Iterable[torch.Tensor] = ()
 ) -> Iterator[ForwardObserver]:
-    """Watch a forward while entered. ``model`` keeps the hooks, so pass a copy."""
+    """Watches a forward while entered. ``model`` keeps the hooks, so pass a copy."""
     forget()
     watch = ForwardObserver(model, units, saved, inputs)
     names = files_of(model)

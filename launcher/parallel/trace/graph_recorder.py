@@ -35,7 +35,7 @@ from launcher.parallel.trace.tensor_side_effects import STALE, TIE
 
 
 def on_meta(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments with the meta device in place of the CPU, which tensors report as theirs."""
+    """Returns the arguments with the meta device in place of the CPU, which tensors report as theirs."""
     if not any(isinstance(d, torch.device | str) for d in tree_leaves((args, kwargs))):
         return args, kwargs
     swap = lambda d: torch.device("meta") if d.type == "cpu" else d  # noqa: E731
@@ -46,7 +46,7 @@ def on_meta(args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def writable_name(target: Any) -> Any:
-    """Return ``target``, under a name that fx can write into code."""
+    """Returns ``target``, under a name that fx can write into code."""
     if isinstance(target, str | NamedFunction) or target is getitem:
         return target
     if target.__name__ in ("__get__", "__set__"):
@@ -58,7 +58,7 @@ def writable_name(target: Any) -> Any:
 
 
 def why_foreign(t: torch.Tensor) -> str:
-    """Return why a tensor that belongs to neither the model nor the trace cannot be used."""
+    """Returns why a tensor that belongs to neither the model nor the trace cannot be used."""
     if torch._C._functorch.maybe_current_level() is not None:
         return "it calls torch.func (vmap, grad), whose tensors exist only inside of that call"
     if isinstance(t, nn.Parameter):
@@ -68,7 +68,7 @@ def why_foreign(t: torch.Tensor) -> str:
 
 
 def _registering() -> bool:
-    """Return true if a module registers a parameter, whose properties torch reads then."""
+    """Returns true if a module registers a parameter, whose properties torch reads then."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_name in ("__torch_function__", "_registering"):
         frame = frame.f_back
@@ -76,13 +76,13 @@ def _registering() -> bool:
 
 
 def is_frozen(a: Any) -> bool:
-    """Return true if the object is immutable."""
+    """Returns true if the object is immutable."""
     made: Any = getattr(type(a), "__dataclass_params__", None)
     return isinstance(a, frozenset | np.dtype | type) or (made is not None and made.frozen)
 
 
 def captured_state(func: Any) -> str:
-    """Describe an object that a function refers to and that would differ between stages, or return ""."""
+    """Describes an object that a function refers to and that would differ between stages, or returns ""."""
     # closures, methods, partials and defaults
     cells = [c.cell_contents for c in getattr(func, "__closure__", None) or () if not _empty(c)]
     bound = [*cells, getattr(func, "__self__", None), *getattr(func, "args", ()), getattr(func, "func", None)]
@@ -110,7 +110,7 @@ def _empty(cell: Any) -> bool:
 
 
 def _kinds() -> tuple[str, ...]:
-    """Return the kinds of device that a model may use here."""
+    """Returns the kinds of device that a model may use here."""
     accelerator = torch.accelerator.current_accelerator()
     return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
 
@@ -147,7 +147,7 @@ class Ambient:
 
 
 def ambient() -> Ambient:
-    """Return the present modes."""
+    """Returns the present modes."""
     on = torch.is_autocast_enabled
     casts = tuple((k, torch.get_autocast_dtype(k) if on(k) else None) for k in _kinds())
     return Ambient(
@@ -183,7 +183,7 @@ class _NotConstant(Exception):
 
 
 def constant_value(node: fx.Node, done: dict[fx.Node, Any]) -> Any:
-    """Return the value of ``node`` on the CPU, or ``None``."""
+    """Returns the value of ``node`` on the CPU, or ``None``."""
     try:
         return _value(node, done)
     except _NotConstant:
@@ -291,15 +291,15 @@ class Capture(TorchFunctionMode):
         self.built = {leaves[id(m)]: {name: id(t) for name, t in _tensors(m)} for m in leaf_modules}
 
     def carry_out(self, call: GlueCall) -> tuple[Any, bool]:
-        """Run the call; return its result, and whether it has changed a tensor in place."""
+        """Runs the call; returns its result, and whether it has changed a tensor in place."""
         raise NotImplementedError
 
     def overwritten(self) -> frozenset[fx.Node]:
-        """Return the values that a later node changes in place."""
+        """Returns the values that a later node changes in place."""
         raise NotImplementedError
 
     def refuse(self, text: str) -> Uncuttable:
-        """Return the error for ``text``.
+        """Returns the error for ``text``.
 
         The first reason stays, even if the user's code catches the exception.
         """
@@ -308,12 +308,12 @@ class Capture(TorchFunctionMode):
         return error
 
     def placeholder(self, name: str, value: torch.Tensor) -> None:
-        """Add an input of the model."""
+        """Adds an input of the model."""
         node = self.graph.placeholder(name)
         self._learn(node, value)
 
     def _alike(self) -> None:
-        """Refuse seeds, restored random states, hooks and modes: the graph does not record them."""
+        """Refuses seeds, restored random states, hooks and modes: the graph does not record them."""
         if generator_state(torch.default_generator) != self.stream:
             text = "it seeds torch's random stream, or restores its state"
             raise self.refuse(f"{text}; the trace does not record that")
@@ -354,7 +354,7 @@ class Capture(TorchFunctionMode):
         return self.call(GlueCall("call_function", func, func, args=args, kwargs=kwargs))
 
     def call(self, call: GlueCall) -> Any:
-        """Run a call, and record it if it makes or changes tensors."""
+        """Runs a call, and records it if it makes or changes tensors."""
         self._alike()
         self.eager = True
         try:
@@ -380,7 +380,7 @@ class Capture(TorchFunctionMode):
         return out
 
     def _always(self, t: torch.Tensor) -> torch.Tensor | None:
-        """Return the values of ``t`` if they depend on no input (such as positions), else ``None``.
+        """Returns the values of ``t`` if they depend on no input (such as positions), else ``None``.
 
         Also ``None`` if memory that ``t`` was computed from has changed since: a view may have changed it.
         """
@@ -397,7 +397,7 @@ class Capture(TorchFunctionMode):
             self.eager = False
 
     def _as_built(self, path: str, module: Any) -> None:
-        """Refuse a call of a leaf in another mode or with other weights than its stage would use."""
+        """Refuses a call of a leaf in another mode or with other weights than its stage would use."""
         if [m.training for m in module.modules()] != self.training[path]:
             text = f"it switches {path} to train mode or eval mode before it calls {path}"
             raise self.refuse(f"{text}; the trace does not record that")
@@ -408,7 +408,7 @@ class Capture(TorchFunctionMode):
                 raise self.refuse(f"it calls {path} with another tensor in the place of {path}.{name}")
 
     def note(self, call: GlueCall, out: Any) -> fx.Node:
-        """Add the node of a call that has run."""
+        """Adds the node of a call that has run."""
         args = tuple(map(self.arg, call.args))
         named = {k: self.arg(v) for k, v in call.kwargs.items()}
         node = self.graph.create_node(call.kind, writable_name(call.target), args, named)
@@ -427,7 +427,7 @@ class Capture(TorchFunctionMode):
             self.known[id(t)] = node, path
 
     def _node(self, t: torch.Tensor) -> fx.Node:
-        """Return the node that made ``t``."""
+        """Returns the node that made ``t``."""
         if id(t) not in self.known:
             self.known[id(t)] = self._attribute(t), ()
         node, path = self.known[id(t)]
@@ -453,7 +453,7 @@ class Capture(TorchFunctionMode):
         return self.attributes[name]
 
     def arg(self, a: Any) -> Any:
-        """Return ``a`` as an argument of a graph."""
+        """Returns ``a`` as an argument of a graph."""
         if isinstance(a, torch.Tensor):
             return self._node(a)
         if isinstance(a, torch.device):
@@ -505,7 +505,7 @@ class Capture(TorchFunctionMode):
         return self._constant(a)
 
     def _container(self, a: Any) -> fx.Node:
-        """Add a node that rebuilds a container of tensors, in each stage that uses it."""
+        """Adds a node that rebuilds a container of tensors, in each stage that uses it."""
         name = type(a).__name__
         args, kwargs = contents(a)
         if args is None:
@@ -523,7 +523,7 @@ class Capture(TorchFunctionMode):
 
 
 def saved_tensor_hooks() -> Any:
-    """Return the saved-tensor hooks; torch's own (checkpoint, save_on_cpu) restore the same values."""
+    """Returns the saved-tensor hooks; torch's own (checkpoint, save_on_cpu) restore the same values."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 

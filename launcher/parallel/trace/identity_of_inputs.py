@@ -54,7 +54,7 @@ class InputIdentity:
 
 
 def input_identity(model: nn.Module, inputs: Sequence[Tensor]) -> InputIdentity:
-    """Return the modules of a user's model that depend on more than the numbers of their inputs.
+    """Returns the modules of a user's model that depend on more than the numbers of their inputs.
 
     Nothing is found for a model that is too large to try, that draws in a way that cannot be fixed, or that
     fails. ``inputs`` are on meta; their number of samples does not matter.
@@ -103,7 +103,7 @@ class _Tried:
         self._active = False
 
     def results(self) -> InputIdentity:
-        """Return the modules found so far."""
+        """Returns the modules found so far."""
         return InputIdentity(
             tuple(self.sent),
             tuple(self.contiguous),
@@ -114,7 +114,7 @@ class _Tried:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Try each module that is called while entered."""
+        """Tries each module that is called while entered."""
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             name = self._names.get(id(module))
@@ -138,7 +138,7 @@ class _Tried:
             nn.Module.__call__ = CALL  # type: ignore[method-assign]
 
     def _others(self, name: str, module: nn.Module, given: Call) -> list[tuple[dict[str, None], Any]]:
-        """Return the results of copies of ``module`` for other objects; ``None`` if one cannot be tried."""
+        """Returns the results of copies of ``module`` for other objects; ``None`` if one cannot be tried."""
         changes = (
             (self.sent, _as_sent),
             (self.contiguous, _contiguous),
@@ -159,7 +159,7 @@ class _Tried:
     def _run(
         self, module: nn.Module, given: Call, change: Callable[[Call, bool], Call], beginning: bool = False
     ) -> Any:
-        """Return the output of a copy, or the error that it raises; ``None`` if that says nothing.
+        """Returns the output of a copy, or the error that it raises; ``None`` if that says nothing.
 
         With ``beginning`` the variables of files have the values that they had before any forward.
         """
@@ -200,7 +200,7 @@ def _take_tensors(module: nn.Module, other: nn.Module) -> None:
 
 
 def _own_code(module: nn.Module) -> bool:
-    """Return true if a class in ``module`` is the user's: torch's own compute with numbers alone."""
+    """Returns true if a class in ``module`` is the user's: torch's own compute with numbers alone."""
     return any(not type(m).__module__.startswith("torch.") or "forward" in vars(m) for m in module.modules())
 
 
@@ -257,7 +257,7 @@ class _Passed(torch.autograd.Function):
 
 
 def _same(out: Any, other: Any) -> bool:
-    """Return true if two outputs have the same numbers, up to rounding."""
+    """Returns true if two outputs have the same numbers, up to rounding."""
     if isinstance(other, Exception):
         return False
     a, b = tensors(out), tensors(other)

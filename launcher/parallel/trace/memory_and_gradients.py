@@ -24,7 +24,7 @@ class GraphNodeMemory:
 
 
 def memory(tracer: Tracer) -> dict[fx.Node, GraphNodeMemory]:
-    """Return the memory that each node reads, returns and writes."""
+    """Returns the memory that each node reads, returns and writes."""
     numbers: dict[int, int] = {}
 
     def numbered(addresses: Iterable[int]) -> frozenset[int]:
@@ -55,7 +55,7 @@ class GraphNodeGradients:
 
 
 def gradients(tracer: Tracer, spaces: Mapping[fx.Node, GraphNodeMemory]) -> dict[fx.Node, GraphNodeGradients]:
-    """Return for each node where gradients from the model's output arrive.
+    """Returns for each node where gradients from the model's output arrive.
 
     Autograd rewrites the history of a value that is changed in place, so every user of it counts.
     """
@@ -103,7 +103,7 @@ def gradients(tracer: Tracer, spaces: Mapping[fx.Node, GraphNodeMemory]) -> dict
 
 
 def _idle(value: Any, reached: Container[Any]) -> tuple[int, ...]:
-    """Return the numbers of the tensors in ``value`` whose origin no gradient has ``reached``."""
+    """Returns the numbers of the tensors in ``value`` whose origin no gradient has ``reached``."""
     tensors = value if specs(value)[1] else [value] if isinstance(value, torch.Tensor) else []
     return tuple(i for i, t in enumerate(tensors) if t.requires_grad and origin_of(t) not in reached)
 
@@ -111,7 +111,7 @@ def _idle(value: Any, reached: Container[Any]) -> tuple[int, ...]:
 def _passed_on(
     graph: fx.Graph, origin: dict[fx.Node, frozenset[Any]], grad_inputs: dict[fx.Node, set[str]]
 ) -> None:
-    """Add inputs that a node returns, or returns a view of: they get its gradient."""
+    """Adds inputs that a node returns, or returns a view of: they get its gradient."""
     needed = set[str]().union(*grad_inputs.values())
     for node in reversed(graph.nodes):
         if node.name in needed:

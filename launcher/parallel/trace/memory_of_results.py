@@ -72,13 +72,13 @@ class MemoryOfResults:
         self._arguments: list[tuple[list[Tensor], list[dict[str, Any]]]] = []
 
     def enter(self, arguments: tuple[Tensor, ...]) -> None:
-        """Note that a module begins to run."""
+        """Notes that a module begins to run."""
         with torch._C.DisableTorchFunction():
             passed = [t for t in arguments if t.requires_grad and not batched(t)]
             self._arguments.append((passed, [_attributes(t) for t in passed]))
 
     def leave(self, name: str, output: Any) -> None:
-        """Note that module ``name`` ends."""
+        """Notes that module ``name`` ends."""
         with torch._C.DisableTorchFunction():  # a trace does not record what this reads
             self._compare(name, output)
 
@@ -98,11 +98,11 @@ class MemoryOfResults:
                 self.opaque.setdefault(name, type(value).__qualname__)
 
     def replaced(self, t: Any) -> None:
-        """Note that the data of ``t`` is replaced."""
+        """Notes that the data of ``t`` is replaced."""
         self.changed |= dict.fromkeys(p.module for p in self._pairs if t is p.one or t is p.two)
 
     def settle(self) -> None:
-        """Record the modules whose tensors have changed since; called at the end of the forward."""
+        """Records the modules whose tensors have changed since; called at the end of the forward."""
         with torch._C.DisableTorchFunction():  # a trace does not record what this reads
             for p in self._pairs:
                 if self._versions(p.one, p.two) != p.versions and _overlap(p.one, p.two):
@@ -120,7 +120,7 @@ class MemoryOfResults:
 
 
 def _leaves(output: Any) -> Iterator[Any]:
-    """Yield what FSDP2 finds in the result of a module, and the objects in which it does not look."""
+    """Yields what FSDP2 finds in the result of a module, and the objects in which it does not look."""
     for leaf in tree_leaves(output):
         if DATACLASSES and is_dataclass(leaf) and not isinstance(leaf, type):
             for f in fields(leaf):
@@ -130,7 +130,7 @@ def _leaves(output: Any) -> Iterator[Any]:
 
 
 def version(t: Tensor) -> int:
-    """Return how often ``t`` was changed in place; inference tensors have no version and count as 0."""
+    """Returns how often ``t`` was changed in place; inference tensors have no version and count as 0."""
     return 0 if t.is_inference() else t._version
 
 
@@ -143,7 +143,7 @@ def _other(now: dict[str, Any], before: dict[str, Any]) -> bool:
 
 
 def _overlap(one: Tensor, two: Tensor) -> bool:
-    """Return true if two tensors have an element in common, or are too large to tell."""
+    """Returns true if two tensors have an element in common, or are too large to tell."""
     if one.layout is not torch.strided or one.untyped_storage()._cdata != two.untyped_storage()._cdata:
         return True
     sizes = [
@@ -161,7 +161,7 @@ def _overlap(one: Tensor, two: Tensor) -> bool:
 
 
 def _leads_to_tensors(value: Any) -> bool:
-    """Return true if ``value`` leads to a tensor that needs a gradient, or to a module."""
+    """Returns true if ``value`` leads to a tensor that needs a gradient, or to a module."""
     stack, seen = [value], set[int]()
     while stack and len(seen) < MOST:
         each = stack.pop()

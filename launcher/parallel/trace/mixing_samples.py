@@ -107,7 +107,7 @@ class FixedDraws(Dispatch):
 
 
 def _widened(value: Any) -> Any:
-    """Return the widest dtype of the same kind, or any other value as it is."""
+    """Returns the widest dtype of the same kind, or any other value as it is."""
     if not isinstance(value, torch.dtype):
         return value
     if value.is_complex:
@@ -133,7 +133,7 @@ def _fix(func: Any, t: Tensor) -> None:
 
 
 def numbers_if_too_large(model: nn.Module) -> int:
-    """Return the number of elements of a model that is too large to try, else 0.
+    """Returns the number of elements of a model that is too large to try, else 0.
 
     A try computes in float64 with two copies of the model, which take 256 MB for ``FEW`` elements. It runs
     about 15 forwards of 8 samples, and 6 more with their backwards if the model has its own backward. If the
@@ -144,7 +144,7 @@ def numbers_if_too_large(model: nn.Module) -> int:
 
 
 def mixing(model: nn.Module, inputs: Sequence[Tensor]) -> str | None:
-    """Return which value of a sample depends on the others: ``OUTPUT``, ``GRADIENT`` or "".
+    """Returns which value of a sample depends on the others: ``OUTPUT``, ``GRADIENT`` or "".
 
     ``None`` if the model is too large to try, draws, or fails. ``inputs`` are on meta; their number of
     samples does not matter.
@@ -176,7 +176,7 @@ TRIES = (
 
 @torch.no_grad()
 def _move(model: nn.Module) -> None:
-    """Move the weights a little, as training does."""
+    """Moves the weights a little, as training does."""
     stream = torch.Generator().manual_seed(4)
     for p in model.parameters():
         if p.requires_grad and p.is_floating_point():
@@ -184,7 +184,7 @@ def _move(model: nn.Module) -> None:
 
 
 def _mixing(model: nn.Module, xs: list[Tensor], wide: bool) -> str | None:
-    """Compare in training mode, or in evaluation mode if the forward has draws that cannot be fixed.
+    """Compares in training mode, or in evaluation mode if the forward has draws that cannot be fixed.
 
     Raises ``ArithmeticError`` if an output is not a number.
     """
@@ -199,7 +199,7 @@ def _mixing(model: nn.Module, xs: list[Tensor], wide: bool) -> str | None:
 
 
 def _later(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str:
-    """Return what ``mixing`` does, for samples that mix only after many forwards."""
+    """Returns what ``mixing`` does, for samples that mix only after many forwards."""
     for older in _older(model, xs):
         with suppress(Exception):  # the model's code may not allow so many forwards
             mixed = "" if _remembers(older, xs) else _compare(older, xs, drawn)
@@ -209,7 +209,7 @@ def _later(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str:
 
 
 def _remembers(model: nn.Module, xs: Sequence[Tensor]) -> bool:
-    """Return true if a forward stores tensors that depend on its samples; another check judges these."""
+    """Returns true if a forward stores tensors that depend on its samples; another check judges these."""
     first = [x[torch.zeros(len(x), dtype=torch.int64)] for x in xs]
     left = []
     for inputs in (xs, first):
@@ -222,7 +222,7 @@ def _remembers(model: nn.Module, xs: Sequence[Tensor]) -> bool:
 
 
 def _compare(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str | None:
-    """Return which value of a sample depends on the others; ``None`` if equal forwards differ, or draw."""
+    """Returns which value of a sample depends on the others; ``None`` if equal forwards differ, or draw."""
     together = run(model, xs)
     if any(bool(torch.isnan(t).any()) for t in together):
         raise ArithmeticError("not a number")
@@ -239,7 +239,7 @@ def _compare(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str | Non
 
 
 def _older(model: nn.Module, xs: Sequence[Tensor]) -> Iterator[nn.Module]:
-    """Yield copies of a model that counts its forwards or backwards, in the state after many of them."""
+    """Yields copies of a model that counts its forwards or backwards, in the state after many of them."""
     one, names = _with_fixed_norms(model), files_of(model)
     seen = []
     with suppress(Exception):  # the second time it may fail for the same samples
@@ -251,7 +251,7 @@ def _older(model: nn.Module, xs: Sequence[Tensor]) -> Iterator[nn.Module]:
 
 
 def _pass(model: nn.Module, xs: Sequence[Tensor]) -> None:
-    """Run a forward, and a backward that leaves no gradients behind."""
+    """Runs a forward, and a backward that leaves no gradients behind."""
     torch.manual_seed(1)
     inputs = [x.clone().requires_grad_(x.is_floating_point()) for x in xs]
     with _FixedStatistics():
@@ -298,7 +298,7 @@ class _Sources(TorchFunctionMode):
 
 
 def _own_backward(model: nn.Module, xs: Sequence[Tensor]) -> bool:
-    """Return true unless the backward is torch's own, which mixes samples no more than the forward does."""
+    """Returns true unless the backward is torch's own, which mixes samples no more than the forward does."""
     sources, out = _forward(model, xs)
     waiting, seen = [t.grad_fn for t in out], set()
     while waiting:
@@ -316,7 +316,7 @@ Rows = list[tuple[Tensor, Tensor]]
 
 
 def _backward_mixes(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bool:
-    """Return true if the gradient of a sample depends on other samples, their gradients or the batch size.
+    """Returns true if the gradient of a sample depends on other samples, their gradients or the batch size.
 
     Each sample's output has its own gradient, which moves to another row with the sample.
     """
@@ -335,7 +335,7 @@ def _backward_mixes(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bo
     ]
 
     def differ(kept: Tensor, at: Tensor, other: Rows) -> bool:
-        """Return true if the rows ``kept`` of ``other`` differ from those of the samples ``at``."""
+        """Returns true if the rows ``kept`` of ``other`` differ from those of the samples ``at``."""
         pairs = [(together[n][1][at], other[n][1][kept]) for n in ours]
         return any(a.shape == b.shape and not _close(a.double(), b.double(), close) for a, b in pairs)
 
@@ -354,7 +354,7 @@ def _backward_mixes(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bo
 
 
 def _gradients(model: nn.Module, xs: Sequence[Tensor], places: Tensor) -> Rows:
-    """Return the sources of the samples at ``places``, and their gradients."""
+    """Returns the sources of the samples at ``places``, and their gradients."""
     sources, out = _forward(model, [x[places] for x in xs])
     seeds = [_drawn(t.shape[1:])[places].to(t.dtype) for t in out]
     if not out or not sources.sources:
@@ -370,7 +370,7 @@ def _gradients(model: nn.Module, xs: Sequence[Tensor], places: Tensor) -> Rows:
 def _with_others(
     model: nn.Module, xs: list[Tensor], together: list[Tensor]
 ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """Yield outputs of samples, paired with those of the same samples in another order or batch."""
+    """Yields outputs of samples, paired with those of the same samples in another order or batch."""
     places = torch.arange(SAMPLES)
     yield [t.flip(0) for t in together], run(model, [x.flip(0) for x in xs])
     half = SAMPLES // 2
@@ -387,7 +387,7 @@ def _with_others(
 
 
 def run(model: nn.Module, xs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the floating-point outputs with one row per sample; runs a copy, as a forward may count."""
+    """Returns the floating-point outputs with one row per sample; runs a copy, as a forward may count."""
     torch.manual_seed(1)
     again = _with_fixed_norms(model)
     with _FixedStatistics():
@@ -397,7 +397,7 @@ def run(model: nn.Module, xs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _forward(model: nn.Module, xs: Sequence[Tensor]) -> tuple[_Sources, list[Tensor]]:
-    """Return the sources of a forward, and its outputs with gradients; runs a copy, as ``run`` does."""
+    """Returns the sources of a forward, and its outputs with gradients; runs a copy, as ``run`` does."""
     torch.manual_seed(1)
     again = _with_fixed_norms(model)
     inputs = [x.clone().requires_grad_(x.is_floating_point()) for x in xs]
@@ -408,7 +408,7 @@ def _forward(model: nn.Module, xs: Sequence[Tensor]) -> tuple[_Sources, list[Ten
 
 
 def _drawn(shape: torch.Size) -> Tensor:
-    """Return a gradient for each sample, the same in every call."""
+    """Returns a gradient for each sample, the same in every call."""
     with _disable_current_modes():  # FixedDraws would make the draws constant
         return torch.randn((SAMPLES, *shape), generator=torch.Generator().manual_seed(2))
 
@@ -422,7 +422,7 @@ def _with_fixed_norms(model: nn.Module) -> nn.Module:
 
 
 def alike(a: list[Tensor], b: list[Tensor], close: float) -> bool:
-    """Return true if two lists are equal up to rounding; other checks compare shapes."""
+    """Returns true if two lists are equal up to rounding; other checks compare shapes."""
     pairs = [(x.double(), y.double()) for x, y in zip(a, b, strict=False) if x.shape == y.shape and x.numel()]
     return all(_close(x, y, close) for x, y in pairs)
 

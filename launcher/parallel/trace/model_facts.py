@@ -66,12 +66,12 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def meta(specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
-    """Return meta tensors of these shapes."""
+    """Returns meta tensors of these shapes."""
     return [torch.empty(s.shape, dtype=dtype_of(s.dtype), device="meta") for s in specs]
 
 
 def skeleton(model: nn.Module) -> ModelStructure:
-    """Return modules in definition order, and parameters and persistent buffers under each of their names."""
+    """Returns modules in definition order, and parameters and persistent buffers under each name."""
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             text = f"{name or 'the model'} is a TorchScript module, whose tensors cannot be placed on ranks"
@@ -114,7 +114,7 @@ def skeleton(model: nn.Module) -> ModelStructure:
 
 
 def _complete(model: nn.Module) -> None:
-    """Raise ``RequestError`` if a module overrides a method such as ``parameters`` and it lists too little.
+    """Raises ``RequestError`` if a module overrides a method such as ``parameters`` and it lists too little.
 
     A plain loop trains, clips or moves only what that method lists, but a plan places everything that torch's
     own method would list.
@@ -132,7 +132,7 @@ def _complete(model: nn.Module) -> None:
 
 
 def _listed(module: nn.Module, name: str, own: Callable[[], set[int]], what: str) -> None:
-    """Raise ``RequestError`` unless the method ``name`` of ``module`` lists exactly what ``own`` returns."""
+    """Raises ``RequestError`` unless the method ``name`` of ``module`` lists exactly what ``own`` returns."""
     method = getattr(module, name)
     if getattr(method, "__func__", method) is getattr(nn.Module, name):
         return
@@ -149,7 +149,7 @@ def _ids_below(module: nn.Module) -> set[int]:
 
 
 def _below(module: nn.Module) -> list[nn.Module]:
-    """Return a module and all below it, each once."""
+    """Returns a module and all below it, each once."""
     seen: dict[int, nn.Module] = {}
     waiting = [module]
     while waiting:
@@ -178,7 +178,7 @@ def _traits(model: nn.Module) -> ModelTraits:
 
 
 def _fused(model: nn.Module) -> tuple[str, ...]:
-    """Return the tensors that ``eval()`` computes from weights, as in a module that fuses its branches."""
+    """Returns the tensors that ``eval()`` computes from weights, as in a module that fuses its branches."""
     kinds = {type(m) for m in model.modules()}
     if all(k.train is nn.Module.train and k.eval is nn.Module.eval for k in kinds):
         return ()
@@ -190,7 +190,7 @@ def _fused(model: nn.Module) -> tuple[str, ...]:
 
 
 def _tensor_names(model: nn.Module) -> set[str]:
-    """Return the names of all tensors of modules, also of those in plain attributes."""
+    """Returns the names of all tensors of modules, also of those in plain attributes."""
     names = {n for n, _ in (*model.named_parameters(), *model.named_buffers())}
     for path, module in model.named_modules():
         names |= {f"{path}.{n}".lstrip(".") for n, v in vars(module).items() if isinstance(v, Tensor)}
@@ -209,20 +209,20 @@ class _WeightUses(TorchFunctionMode):
 
 
 def _over_samples(module: nn.Module) -> bool:
-    """Return true if ``module`` normalizes over a batch; a module kept in evaluation mode does not."""
+    """Returns true if ``module`` normalizes over a batch; a module kept in evaluation mode does not."""
     known = isinstance(module, nn.modules.batchnorm._BatchNorm)
     return known and (module.training or module.running_mean is None)
 
 
 def _compiled(module: nn.Module) -> bool:
-    """Return true if the model has compiled ``module``. Compares class names: importing the class is slow."""
+    """Returns true if the model has compiled ``module``. Compares class names: an import is slow."""
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
 def graph(
     model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec], ours: bool = False
 ) -> Graph:
-    """Trace the glue of ``model`` between ``leaves`` for one micro batch of ``inputs``.
+    """Traces the glue of ``model`` between ``leaves`` for one micro batch of ``inputs``.
 
     ``ours``: a model of this package, which is known to do the same each time.
     """
@@ -236,7 +236,7 @@ def graph(
 
 
 def piece(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> Graph:
-    """Trace ``inputs`` of another length; ``model`` has passed the checks of ``graph``."""
+    """Traces ``inputs`` of another length; ``model`` has passed the checks of ``graph``."""
     known = skeleton(model)
     return facts(follow(model, leaves, meta(inputs), _loaded(known, model)), known)
 
@@ -244,7 +244,7 @@ def piece(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]
 def one_sample_more(
     model: nn.Module, leaves: frozenset[str] | None, inputs: Sequence[TensorSpec]
 ) -> tuple[TensorSpec, ...] | None:
-    """Return the output specs for one sample more than ``inputs``, or ``None`` if the model fails then."""
+    """Returns the output specs for one sample more than ``inputs``, or ``None`` if the model fails then."""
     more = [replace(t, shape=(t.shape[0] + 1, *t.shape[1:])) for t in inputs]
     try:
         made = _single_node(model, skeleton(model), more)[0] if leaves is None else piece(model, leaves, more)
@@ -254,12 +254,12 @@ def one_sample_more(
 
 
 def flops(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> int:
-    """Return the flops of one forward; ``model`` is known to do the same each time."""
+    """Returns the flops of one forward; ``model`` is known to do the same each time."""
     return sum(flops for _, flops, _ in follow(model, leaves, meta(inputs)).costs.values())
 
 
 def facts(tracer: Tracer, known: ModelStructure) -> Graph:
-    """Return the traced graph as plain values."""
+    """Returns the traced graph as plain values."""
     # first what was observed in the forward: measuring a backward runs modules again and may change them
     watched = _watched(tracer.watch, known, _returned(tracer), tracer.meter)
 
@@ -307,7 +307,7 @@ def facts(tracer: Tracer, known: ModelStructure) -> Graph:
 
 
 def _backward(tracer: Tracer, node: fx.Node, backwards: BackwardMeter) -> Backward:
-    """Return the cost of a node's backward."""
+    """Returns the cost of a node's backward."""
     saved, _, forward = tracer.costs.get(node, NO_COST)
     if node.op == "call_module":
         seen = backwards.measure(*tracer.called(node))
@@ -323,7 +323,7 @@ def _returned(tracer: Tracer) -> Any:
 
 
 def _evaluated(graph: Graph, other: Effects) -> Graph:
-    """Return ``graph`` with the effects of a forward in evaluation mode."""
+    """Returns ``graph`` with the effects of a forward in evaluation mode."""
     seen = graph.effects
     world = tuple(dict.fromkeys((*seen.world, *other.world)))
     draws = seen.global_draws or other.global_draws
@@ -341,7 +341,7 @@ def _evaluated(graph: Graph, other: Effects) -> Graph:
 
 
 def _loaded(known: ModelStructure, model: nn.Module) -> tuple[str, ...]:
-    """Return the units that have parameters; those that are recomputed together count as one."""
+    """Returns the units that have parameters; those that are recomputed together count as one."""
     with_params = {module for p in known.params for module in prefixes(p.name)[:-1]}
     loaded = [u for u in units(known) if u in with_params]
     regions = [name for name, module in model.named_modules() if hasattr(module.forward, "recomputed")]
@@ -352,7 +352,7 @@ def _loaded(known: ModelStructure, model: nn.Module) -> tuple[str, ...]:
 def _watched(
     watch: ForwardObserver, known: ModelStructure, output: Any, meter: ForwardMeter
 ) -> dict[str, Any]:
-    """Return the fields of a graph that ``watch`` knows."""
+    """Returns the fields of a graph that ``watch`` knows."""
 
     def among(seen: Collection[str]) -> tuple[str, ...]:
         return tuple(m for m in ("", *known.modules) if m in seen)
@@ -389,7 +389,7 @@ def _watched(
 
 
 def _detached(output: Any) -> bool:
-    """Return true if ``output`` has floating-point numbers, and none has a gradient."""
+    """Returns true if ``output`` has floating-point numbers, and none has a gradient."""
     floating = [t for t in tensors(output) if t.is_floating_point() or t.is_complex()]
     return bool(floating) and not any(t.requires_grad for t in floating)
 
@@ -422,7 +422,7 @@ def _effects(watch: ForwardObserver, output: Any, meter: ForwardMeter) -> Effect
 
 
 def _segments(watch: ForwardObserver, saved: int, outside: Operations) -> tuple[Segment, ...]:
-    """Return the calls of units in order, and the bytes kept outside of them.
+    """Returns the calls of units in order, and the bytes kept outside of them.
 
     ``outside`` starts with the operations of the full model.
     """
@@ -441,7 +441,7 @@ def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def single_node_graph(model: nn.Module, inputs: Sequence[TensorSpec], ours: bool = False) -> Graph:
-    """Return the model as a single node, for one stage; any Python is allowed. ``ours``: as in ``graph``."""
+    """Returns the model as a single node, for one stage; any Python is allowed. ``ours``: as in ``graph``."""
     known = skeleton(model)
     made, moved = _single_node(model, known, inputs)
     if ours and not modal(model):
@@ -458,19 +458,19 @@ def single_node_graph(model: nn.Module, inputs: Sequence[TensorSpec], ours: bool
 
 
 def _remembering(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
-    """Return ``graph`` with the Python state that its forwards keep."""
+    """Returns ``graph`` with the Python state that its forwards keep."""
     kept, resets = moving(model, meta(inputs), bool(graph.looks)), not_restored(model, meta(inputs))
     return replace(graph, effects=replace(graph.effects, kept=kept, resets=resets))
 
 
 def _with_backward_reads(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
-    """Return ``graph`` with what the backward reads: gradients, and weights and state of other modules."""
+    """Returns ``graph`` with what the backward reads: gradients, and weights and state of other modules."""
     read = backward_reads(model, meta(inputs))
     return replace(graph, effects=replace(graph.effects, early=read.gradients, late=read.others))
 
 
 def _drifting(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
-    """Return ``graph`` with the Python state that changes and that outputs in evaluation mode depend on."""
+    """Returns ``graph`` with the Python state that changes and that outputs in evaluation mode depend on."""
     if not graph.effects.moves:
         return graph
     evaluated = copied(model)  # the model's own eval() may count calls
@@ -482,7 +482,7 @@ def _drifting(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> G
 
 
 def _single_node(model: nn.Module, known: ModelStructure, inputs: Sequence[TensorSpec]) -> tuple[Graph, bool]:
-    """Run the model in its present mode; also return whether Python state changed.
+    """Runs the model in its present mode; also returns whether Python state changed.
 
     A model that reads values is traced with its units as leaves, because the code that reads them may lie
     inside of units. If that fails, the full model runs on values in memory.

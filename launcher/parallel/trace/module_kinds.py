@@ -13,12 +13,12 @@ ADAPTER = ("lora_A", "lora_B")
 
 
 def adapted(module: nn.Module) -> bool:
-    """Return true for a linear module with an adapter."""
+    """Returns true for a linear module with an adapter."""
     return isinstance(module, nn.Linear) and module._parameters.keys() >= {*ADAPTER}
 
 
 def adds(module: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-    """Return the function of an adapter of ``model.lora``, or ``None``.
+    """Returns the function of an adapter of ``model.lora``, or ``None``.
 
     It takes the input and the adapter's two factors (full or pieces), and returns what the adapter adds. A
     user-defined class, which may do anything with the factors, has none.
@@ -37,7 +37,7 @@ NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
 def kind_of(module: nn.Module) -> str:
-    """Return the kind of a module that tensor parallelism can split, or "".
+    """Returns the kind of a module that tensor parallelism can split, or "".
 
     A subclass with another forward has no such kind.
     """
@@ -57,5 +57,5 @@ def _plain_kind(module: nn.Module) -> str:
 
 
 def _limited(module: nn.Module) -> bool:
-    """Return true for a table whose rows, or gradients, depend on all ids of the batch."""
+    """Returns true for a table whose rows, or gradients, depend on all ids of the batch."""
     return isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq)

@@ -9,7 +9,7 @@ from launcher.plan.values.model_graph import Role
 
 
 def param_roles(model: nn.Module) -> dict[int, Role]:
-    """Return the roles of parameters by identity; a tied head is an embedding."""
+    """Returns the roles of parameters by identity; a tied head is an embedding."""
     modules = dict(model.named_modules())
     lists = tuple(f"{n}." for n, m in modules.items() if isinstance(m, nn.ModuleList | nn.ModuleDict))
     tables = [m for m in modules.values() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]

@@ -39,21 +39,21 @@ class LeafStreams:
         self._begin = _states()
 
     def start(self) -> None:
-        """Note that the forward starts."""
+        """Notes that the forward starts."""
         self._begin = _new_seeds()
 
     def begin(self) -> None:
-        """Note that a leaf begins."""
+        """Notes that a leaf begins."""
         self.over()
         self._begin = _new_seeds()
 
     def end(self, leaf: str) -> None:
-        """Note that ``leaf`` ends."""
+        """Notes that ``leaf`` ends."""
         self._note(leaf)
         self._begin = _new_seeds()
 
     def over(self) -> None:
-        """Note that the code between two leaves ends."""
+        """Notes that the code between two leaves ends."""
         self._note("")
 
     def _note(self, leaf: str) -> None:
@@ -61,7 +61,7 @@ class LeafStreams:
 
 
 def draws_of_python(first: LeafStreams, again: LeafStreams) -> bool:
-    """Return true if a forward draws from Python's or numpy's stream, which the same code has not seeded.
+    """Returns true if a forward draws from Python's or numpy's stream, which the same code has not seeded.
 
     ``first`` and ``again`` are two forwards of the same model. Code that seeds a stream before it draws ends
     with the same state both times.
@@ -74,7 +74,7 @@ def draws_of_python(first: LeafStreams, again: LeafStreams) -> bool:
 
 
 def seeds_of_torch(first: LeafStreams, again: LeafStreams) -> tuple[str, ...]:
-    """Return the leaves that seed torch's stream; "" for the code between leaves."""
+    """Returns the leaves that seed torch's stream; "" for the code between leaves."""
     calls = zip(first.calls, again.calls, strict=False)
     seeded = [leaf for (leaf, begin, end), (_, _, other) in calls if begin.torch != end.torch == other.torch]
     return tuple(dict.fromkeys(seeded))
@@ -82,7 +82,7 @@ def seeds_of_torch(first: LeafStreams, again: LeafStreams) -> tuple[str, ...]:
 
 @contextmanager
 def global_streams_kept() -> Iterator[None]:
-    """Restore the global random streams of Python, numpy and torch's CPU on exit."""
+    """Restores the global random streams of Python, numpy and torch's CPU on exit."""
     with streams_kept(), torch.random.fork_rng(devices=[]):
         yield
 
@@ -93,7 +93,7 @@ def _states() -> _States:
 
 
 def _new_seeds() -> _States:
-    """Seed the streams as they have not been seeded before, and return their states."""
+    """Seeds the streams as they have not been seeded before, and returns their states."""
     seed = next(_SEEDS)
     random.seed(f"leaf {seed}")
     np.random.seed([seed, 1])

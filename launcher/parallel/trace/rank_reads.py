@@ -37,7 +37,7 @@ _REPORT: ContextVar[Callable[[str], None] | None] = ContextVar("report", default
 
 @contextmanager
 def world_reads(report: Callable[[str], None]) -> Iterator[None]:
-    """Call ``report`` with each query that a model's code makes in the block.
+    """Calls ``report`` with each query that a model's code makes in the block.
 
     A query is a text such as ``torch.distributed.get_rank()``. Reads of the environment are reported by the
     callers of ``ask``.
@@ -60,14 +60,14 @@ def world_reads(report: Callable[[str], None]) -> Iterator[None]:
 
 
 def ask(query: str) -> None:
-    """Report ``query`` to the active ``world_reads``, if it came from a model's code."""
+    """Reports ``query`` to the active ``world_reads``, if it came from a model's code."""
     report = _REPORT.get()
     if report is not None and _called_function() is not None:
         report(query)
 
 
 def _called_function() -> str | None:
-    """Return the function of ``torch.distributed`` that the model called, or "" for none.
+    """Returns the function of ``torch.distributed`` that the model called, or "" for none.
 
     ``None``: the query does not come from a model's code.
     """
@@ -89,7 +89,7 @@ def _called_function() -> str | None:
 
 
 def _is_imported(frame: Any) -> bool:
-    """Return true if ``frame`` runs during the import of a package: the model does not get the result."""
+    """Returns true if ``frame`` runs during the import of a package: the model does not get the result."""
     while frame is not None and frame.f_code.co_filename.startswith(INSTALLED):
         if frame.f_code.co_name == "<module>":
             return True
@@ -98,6 +98,6 @@ def _is_imported(frame: Any) -> bool:
 
 
 def streams_now() -> tuple[Any, ...]:
-    """Return the states of the random streams of Python and numpy."""
+    """Returns the states of the random streams of Python and numpy."""
     kind, keys, *rest = np.random.get_state()
     return random.getstate(), kind, bytes(np.asarray(keys)), *rest

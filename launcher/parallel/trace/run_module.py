@@ -31,7 +31,7 @@ Made = dict[int, torch.Tensor]
 
 
 def cast(func: Any, args: Any, kwargs: Any, watch: ForwardObserver) -> Any:
-    """Run one call under autocast on values in memory, because autocast does nothing on meta tensors."""
+    """Runs one call under autocast on values in memory, because autocast does nothing on meta tensors."""
     arguments = tensors((args, kwargs))
     with torch.device("cpu"):
         made = _stand_ins(arguments, watch)
@@ -42,7 +42,7 @@ def cast(func: Any, args: Any, kwargs: Any, watch: ForwardObserver) -> Any:
 
 
 def _stand_ins(arguments: list[torch.Tensor], watch: ForwardObserver | None, zeros: bool = False) -> Made:
-    """Map the id of each argument to a tensor in memory with its values, random values, or zeros."""
+    """Maps the id of each argument to a tensor in memory with its values, random values, or zeros."""
     stream = torch.Generator().manual_seed(0)
     made = {}
     for t in arguments:
@@ -57,12 +57,12 @@ def _stand_ins(arguments: list[torch.Tensor], watch: ForwardObserver | None, zer
 
 
 def _as(value: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-    """Return ``value``, as a non-leaf if ``t`` needs a gradient, so that it may be changed in place."""
+    """Returns ``value``, as a non-leaf if ``t`` needs a gradient, so that it may be changed in place."""
     return value.requires_grad_().clone() if t.requires_grad else value
 
 
 def _returned(out: Any, arguments: list[torch.Tensor], made: Made, effects: StateEffects | None) -> Any:
-    """Return ``out`` on meta again; stand-ins in it become the ``arguments``, and gradients flow to these.
+    """Returns ``out`` on meta again; stand-ins in it become the ``arguments``, and gradients flow to these.
 
     Each meta tensor is recorded to depend on the state that its tensor in memory depends on. This includes
     arguments that were changed in place.
@@ -110,7 +110,7 @@ class Observers:
     report: Callable[[str], None] | None = None
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
-        """Return a function that drops all later records, except those of effects if ``effects`` is false."""
+        """Returns a function that drops all later records, except effects if ``effects`` is false."""
         undo = []
         if self.meter is not None:
             undo.append(self.meter.mark())
@@ -127,7 +127,7 @@ class Observers:
 def run_module(
     module: nn.Module, args: Any, kwargs: Any, seen: Observers = Observers(), on_zeros: bool = False
 ) -> Any:
-    """Run a module on meta tensors, or alone on values in memory if its Python reads them.
+    """Runs a module on meta tensors, or alone on values in memory if its Python reads them.
 
     The values are the first samples of the data and the constructor's weights; random values replace those
     that are unknown. If the module fails on them, it runs on zeros. The observers drop records of failed
@@ -194,7 +194,7 @@ OTHER = 1
 
 
 def in_memory(module: nn.Module, path: str = "", parameter_hooks: bool = False) -> nn.Module:
-    """Return a copy with the constructor's values, as far as they are known, else zeros.
+    """Returns a copy with the constructor's values, as far as they are known, else zeros.
 
     Copies of modules that it refers to in Python attributes, and that are not its own, have zeros.
     """
@@ -208,12 +208,12 @@ def in_memory(module: nn.Module, path: str = "", parameter_hooks: bool = False) 
 
 
 def trial_inputs(inputs: Sequence[torch.Tensor], batch: int) -> list[torch.Tensor]:
-    """Return inputs for a model: from a batch of the data where known, else random floats and zeros."""
+    """Returns inputs for a model: from a batch of the data where known, else random floats and zeros."""
     return sample_inputs(inputs, batch, SampleValues(inputs))
 
 
 def sample_inputs(inputs: Sequence[torch.Tensor], batch: int, known: SampleValues) -> list[torch.Tensor]:
-    """Return the ``known`` values of a batch, random values for other floats, zeros for the rest."""
+    """Returns the ``known`` values of a batch, random values for other floats, zeros for the rest."""
     stream = torch.Generator().manual_seed(batch)
     out = []
     for t in inputs:
@@ -226,7 +226,7 @@ def sample_inputs(inputs: Sequence[torch.Tensor], batch: int, known: SampleValue
 
 @torch.no_grad()
 def _filled(real: nn.Module, path: str) -> None:
-    """Copy the constructor's values to ``real``, if they are not too many."""
+    """Copies the constructor's values to ``real``, if they are not too many."""
     named = {**dict(real.named_parameters()), **dict(real.named_buffers())}
     if sum(t.numel() for t in named.values()) > FEW:
         return
@@ -255,7 +255,7 @@ class InMemory:
 
 
 def _observed(module: nn.Module, call: InMemory, seen: Observers) -> Any:
-    """Run ``call`` instead of ``module``; run it again with other values if these may change what it does."""
+    """Runs ``call`` for ``module``; runs it again with other values if they may change what it does."""
     watch, report = seen.watch, seen.report
     if watch is None:
         return call.run()
@@ -296,7 +296,7 @@ SCALES = 1.0, 1e3, 1e-3
 def _run_on_other_values(
     call: InMemory, seen: Observers, watch: ForwardObserver
 ) -> list[tuple[list[str], Any]]:
-    """Return, for each trial with other values, the units that ran and the result.
+    """Returns, for each trial with other values, the units that ran and the result.
 
     The result is ``MISSING`` if the call failed. The data's other batches are tried first, then drawn values.
     Only the effects of these runs are kept.
@@ -317,7 +317,7 @@ def _run_on_other_values(
 
 
 def _others(call: InMemory, trial: int | float, watch: ForwardObserver) -> tuple[Any, Any]:
-    """Return other arguments for ``call``.
+    """Returns other arguments for ``call``.
 
     If ``trial`` is an integer, they are those of this batch of the data. If it is a float, they are drawn at
     this scale, and the weights are drawn anew too.
@@ -356,7 +356,7 @@ NUMBERS = (bool, int, float, complex)
 
 
 def _depends(out: Any, other: Any) -> str:
-    """Describe what in ``out`` depends on values, or return ""; ``other`` is the result for other values."""
+    """Describes what in ``out`` depends on values, or returns ""; ``other``: the result for other values."""
     one, two = _seen(out), _seen(other)
     numbers = [[v for v in some if isinstance(v, NUMBERS)] for some in (one, two)]
     if other is MISSING:
@@ -367,7 +367,7 @@ def _depends(out: Any, other: Any) -> str:
 
 
 def _seen(value: Any) -> list[Any]:
-    """Return what Python can see of a value: shapes and dtypes of tensors, and numbers."""
+    """Returns what Python can see of a value: shapes and dtypes of tensors, and numbers."""
     if isinstance(value, torch.Tensor):
         return [(value.dtype, value.shape)]
     if isinstance(value, NUMBERS):
@@ -382,7 +382,7 @@ def _seen(value: Any) -> list[Any]:
 
 
 def needs_values(error: BaseException | None) -> bool:
-    """Return true if Python read values of a meta tensor, or an operator needs values."""
+    """Returns true if Python read values of a meta tensor, or an operator needs values."""
     message = str(error).lower()
     return isinstance(error, RuntimeError | NotImplementedError) and (
         "meta" in message or "no fake impl" in message
@@ -390,7 +390,7 @@ def needs_values(error: BaseException | None) -> bool:
 
 
 def zeros(module: nn.Module) -> nn.Module:
-    """Replace the tensors of ``module`` with zeros in memory, in place; ties and hooks stay.
+    """Replaces the tensors of ``module`` with zeros in memory, in place; ties and hooks stay.
 
     Modules may share one dictionary of tensors, which then has the new tensors already.
     """
@@ -415,7 +415,7 @@ def zeros(module: nn.Module) -> nn.Module:
 
 
 def _parameter_of_zeros(p: nn.Parameter) -> nn.Parameter:
-    """Return a parameter of zeros, or ``p`` itself with zeros if it has hooks."""
+    """Returns a parameter of zeros, or ``p`` itself with zeros if it has hooks."""
     now = nn.Parameter(_zeros_in_memory(p), p.requires_grad)
     if not hooks(p):
         return now
@@ -424,7 +424,7 @@ def _parameter_of_zeros(p: nn.Parameter) -> nn.Parameter:
 
 
 def _zeros_in_memory(t: torch.Tensor) -> torch.Tensor:
-    """Return zeros like ``t``; large ones, which numpy makes by calloc, take memory only where written."""
+    """Returns zeros like ``t``; large ones, which numpy makes by calloc, take memory only where written."""
     plain = type(t) in (torch.Tensor, nn.Parameter) and t.layout == torch.strided and t.is_contiguous()
     if t.numel() <= FEW or not plain:
         return torch.zeros_like(t, device="cpu")

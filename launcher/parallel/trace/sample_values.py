@@ -66,7 +66,7 @@ def using_trial_values(trial: TrialValues | None) -> Iterator[None]:
 
 
 def initial(name: str, t: Tensor) -> Tensor | None:
-    """Return the constructor's values for ``t``; ``None`` if they are unknown, or ``t`` is only a part."""
+    """Returns the constructor's values for ``t``; ``None`` if they are unknown, or ``t`` is only a part."""
     trial = _TRIAL.get()
     if trial is None:
         return None
@@ -79,7 +79,7 @@ def initial(name: str, t: Tensor) -> Tensor | None:
 
 
 def trying() -> bool:
-    """Return true if there are values to try modules with."""
+    """Returns true if there are values to try modules with."""
     return _TRIAL.get() is not None
 
 
@@ -96,7 +96,7 @@ class _Call:
     dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
     def run(self, batches: int) -> list[list[Tensor]]:
-        """Run the call after the calls that it depends on.
+        """Runs the call after the calls that it depends on.
 
         This does not recurse: a chain of calls may be longer than Python's stack.
         """
@@ -115,7 +115,7 @@ class _Call:
         return self.results
 
     def _carried_out(self, batch: int) -> list[Tensor]:
-        """Run the operation on the values of one batch; return nothing if they are not known."""
+        """Runs the operation on the values of one batch; returns nothing if they are not known."""
         with (
             _disable_current_modes(),
             torch.inference_mode(False),
@@ -176,7 +176,7 @@ class SampleValues(Dispatch):
                 self._ids[id(t)] = weakref.ref(t), place, 0
 
     def follow(self, stand_in: Tensor, t: Tensor) -> None:
-        """Register ``stand_in``, which has the values of ``t`` in memory."""
+        """Registers ``stand_in``, which has the values of ``t`` in memory."""
         values, at = self._find(t), self._input(t)
         if values is not None:
             self._known[stand_in] = values
@@ -184,7 +184,7 @@ class SampleValues(Dispatch):
             self._ids[id(stand_in)] = weakref.ref(stand_in), *at
 
     def of(self, t: Tensor, batch: int = 0) -> Tensor | None:
-        """Return a copy of the values of ``t`` for one of the batches, or ``None``."""
+        """Returns a copy of the values of ``t`` for one of the batches, or ``None``."""
         values = self._computed(t)
         return values[batch].clone() if batch < len(values) else None
 
@@ -193,7 +193,7 @@ class SampleValues(Dispatch):
         return None if values is None or t.untyped_storage()._cdata in self._lost else values
 
     def _computed(self, t: Tensor) -> list[Tensor]:
-        """Return the values of ``t`` for each batch, or nothing if they are unknown."""
+        """Returns the values of ``t`` for each batch, or nothing if they are unknown."""
         values = self._find(t)
         if values is None:
             return []
@@ -201,7 +201,7 @@ class SampleValues(Dispatch):
         return values.computed
 
     def _learn(self, call: _Call, made: Sequence[Tensor]) -> None:
-        """Register the results of ``call``, unless it has run and they are unknown."""
+        """Registers the results of ``call``, unless it has run and they are unknown."""
         for at, t in enumerate(made):
             values = _Values(call, at, (t.shape, t.dtype))
             if call.results is None or values.computed:
@@ -242,16 +242,16 @@ class SampleValues(Dispatch):
         return out
 
     def _input(self, t: Tensor) -> tuple[int, int] | None:
-        """Return the position of the input that has the values of ``t``, and the number added to it."""
+        """Returns the position of the input that has the values of ``t``, and the number added to it."""
         entry = self._ids.get(id(t))
         return None if entry is None or entry[0]() is not t else entry[1:]
 
     def _values(self, at: tuple[int, int] | None) -> list[Tensor]:
-        """Return the values of ids in memory that are computed from an input."""
+        """Returns the values of ids in memory that are computed from an input."""
         return [] if at is None else [v + at[1] for v in self._of_inputs.get(at[0], ())]
 
     def _count(self, func: Any, args: Any, out: Any) -> None:
-        """Note that ``out`` is an input that was only reshaped, or to which a number was added."""
+        """Notes that ``out`` is an input that was only reshaped, or to which a number was added."""
         known = (func in SAME or func in SHIFTS) and isinstance(args[0], Tensor)
         at = self._input(args[0]) if known else None
         if at is None or not isinstance(out, Tensor):
@@ -264,7 +264,7 @@ class SampleValues(Dispatch):
         self._ids[id(out)] = weakref.ref(out), place, shift
 
     def _look_up(self, rows: int, ids: Tensor, wraps: bool) -> None:
-        """Note the lookup, and ids outside of the table, which a meta tensor does not check."""
+        """Notes the lookup, and ids outside of the table, which a meta tensor does not check."""
         module, at = self.running(), self._input(ids)
         least = -rows if wraps else 0
         if at is not None:
@@ -278,7 +278,7 @@ class SampleValues(Dispatch):
 
 
 def _looked_up(func: Any, args: Any) -> Iterator[tuple[Tensor, int, Tensor]]:
-    """Yield the tables of a call, the dim that is looked up, and the ids."""
+    """Yields the tables of a call, the dim that is looked up, and the ids."""
     if func in EMBEDDINGS:
         yield args[0], 0, args[1]
     elif func in INDEXED and isinstance(args[0], nn.Parameter):
@@ -288,7 +288,7 @@ def _looked_up(func: Any, args: Any) -> Iterator[tuple[Tensor, int, Tensor]]:
 
 
 def _only_ids(index: Sequence[Tensor | None]) -> bool:
-    """Return true if all indices are ids.
+    """Returns true if all indices are ids.
 
     A mask indexes as many dims as it has, so the indices after it belong to later dims.
     """
@@ -296,7 +296,7 @@ def _only_ids(index: Sequence[Tensor | None]) -> bool:
 
 
 def _fitted(samples: Tensor, t: Tensor) -> Tensor | None:
-    """Return as many samples as ``t`` has, repeated in turn, with sequences cut to its length.
+    """Returns as many samples as ``t`` has, repeated in turn, with sequences cut to its length.
 
     Returns ``None`` if they are too short.
     """

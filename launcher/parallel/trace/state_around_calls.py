@@ -29,7 +29,7 @@ class _History:
         self._replaced: list[dict[Key, Any]] = []
 
     def read(self) -> int:
-        """Read the variables; return the number of this reading, which grows if they have changed."""
+        """Reads the variables; returns the number of this reading, which grows if they have changed."""
         now = variables(self._files)
         if keys := changed(self._last, now):
             self._replaced.append({key: self._last.marks.get(key, ABSENT) for key in keys})
@@ -37,7 +37,7 @@ class _History:
         return len(self._replaced)
 
     def changed_since(self, reading: int) -> list[Key]:
-        """Return the variables that differ from their values at ``reading``."""
+        """Returns the variables that differ from their values at ``reading``."""
         before: dict[Key, Any] = {}
         for replaced in reversed(self._replaced[reading : self.read()]):
             before |= replaced
@@ -60,19 +60,19 @@ class StateAroundCalls:
         self._at_end: dict[str, tuple[PythonState, int | None]] = {}
 
     def end(self, name: str) -> None:
-        """Note that the module ``name`` ends."""
+        """Notes that the module ``name`` ends."""
         if name in self._modules and self._history is not None:
             reading = self._history.read() if name in self._read_files else None
             self._at_end[name] = snapshot(self._modules[name]), reading
 
     def settled(self) -> dict[str, str]:
-        """Return the modules for which ``set_since`` names a place at the end of the forward; forget all."""
+        """Returns the modules for which ``set_since`` names a place when the forward ends; forgets all."""
         places = {name: self.set_since(name) for name in self._at_end}
         self._at_end.clear()
         return {name: place for name, place in places.items() if place}
 
     def set_since(self, name: str) -> str:
-        """Return a place whose value differs from when the module ``name`` last ended; "" for none."""
+        """Returns a place whose value differs from when the module ``name`` last ended; "" for none."""
         if name not in self._at_end or self._history is None:
             return ""
         own, reading = self._at_end[name]
@@ -83,7 +83,7 @@ class StateAroundCalls:
 
 
 def _runs_code_of(files: Sequence[str], module: nn.Module) -> bool:
-    """Return true if a call of this module, without its parts, runs a function of one of the files."""
+    """Returns true if a call of this module, without its parts, runs a function of one of the files."""
     kinds = {kind.__module__ for kind in type(module).__mro__}
     functions = {f.__module__ for f in functions_of(module)}
     hooked = any(vars(module)[kind] for kind in HOOKS)

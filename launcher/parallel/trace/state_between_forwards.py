@@ -30,7 +30,7 @@ ROUNDS = 3
 
 
 def moving(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[MovingAttribute, ...]:
-    """Return the state that passes between forwards, and whether each item depends on the data.
+    """Returns the state that passes between forwards, and whether each item depends on the data.
 
     The state is in attributes of modules and in variables of their files. ``model`` is not changed.
     ``looks``: the model's Python code reads values of tensors. Such a model, or one with its own generator,
@@ -70,7 +70,7 @@ def _attributes(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tupl
 
 
 def _variables(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[MovingAttribute, ...]:
-    """Return variables and class attributes of the model's files that one forward leaves to a later one.
+    """Returns variables and class attributes of the model's files that one forward leaves to a later one.
 
     Because of these, a new copy of the model returns other results for the same inputs.
     """
@@ -97,7 +97,7 @@ def _variables(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[MovingAttrib
 
 
 def drifting(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[str, ...]:
-    """Return attributes and variables that each forward changes, if the output of the next depends on them.
+    """Returns attributes and variables that each forward changes, if the output of the next depends on them.
 
     The same inputs then give another result. ``model`` is not changed. Nothing is found for a model that is
     too large to run in memory, or that fails.
@@ -125,7 +125,7 @@ def drifting(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def not_restored(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[str, ...]:
-    """Return attributes that make a resumed model compute something else than a model that continues.
+    """Returns attributes that make a resumed model compute something else than a model that continues.
 
     The continuing model has run a forward, and its weights have changed since. The resumed model is new, with
     the tensors that a checkpoint stores. ``("",)`` is a difference that no attribute shows, such as a hook
@@ -153,7 +153,7 @@ def not_restored(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _restored(one: nn.Module, used: nn.Module) -> nn.Module:
-    """Copy to ``one`` the tensors and extra state that a checkpoint stores of ``used``, and return it."""
+    """Copies to ``one`` the tensors and extra state that a checkpoint stores of ``used``, and returns it."""
     mine = dict(one.named_modules())
     with torch.no_grad():
         for path, module in used.named_modules():
@@ -174,14 +174,14 @@ def _seeded_forward(one: nn.Module, xs: Sequence[Tensor]) -> list[Any]:
 
 
 def _same(a: list[Any], b: list[Any]) -> bool:
-    """Return true if all tensors of two results are equal."""
+    """Returns true if all tensors of two results are equal."""
     return len(a) == len(b) and all(
         torch.equal(x, y) for x, y in zip(a, b, strict=True) if isinstance(x, Tensor)
     )
 
 
 def _after(model: nn.Module, inputs: Sequence[Tensor], batch: int) -> PythonState:
-    """Return the state after a first forward."""
+    """Returns the state after a first forward."""
     one, xs = _ready(model, inputs, True, batch)
     _forward(one, xs, True)
     return snapshot(one)
@@ -204,7 +204,7 @@ def _forward(model: nn.Module, xs: Sequence[Tensor], looks: bool) -> Any:
 
 
 def _tensor(model: nn.Module, name: str) -> bool:
-    """Return true if ``name`` is that of a parameter or buffer, which other checks cover."""
+    """Returns true if ``name`` is that of a parameter or buffer, which other checks cover."""
     path, _, attr = name.rpartition(".")
     with suppress(AttributeError):
         owner = model.get_submodule(path)
@@ -213,7 +213,7 @@ def _tensor(model: nn.Module, name: str) -> bool:
 
 
 def unentangled(model: nn.Module, calls: Mapping[str, tuple[Any, Any]], values: SampleValues) -> None:
-    """Refuse modules whose backward and other forwards affect each other.
+    """Refuses modules whose backward and other forwards affect each other.
 
     ``calls`` has the arguments of each call by the module's name. ``model`` is the original, because copies
     lack the hooks of its parameters.

@@ -78,7 +78,7 @@ class _Members:
         self._parameters, self._buffers = ({*names} for names in (module._parameters, module._buffers))
 
     def new(self) -> Iterator[tuple[nn.Module, str, str, str]]:
-        """Yield buffers that a forward has added, each once. Raises ``RequestError`` for parameters."""
+        """Yields buffers that a forward has added, each once. Raises ``RequestError`` for parameters."""
         module = self._module
         for name in module._modules.keys() - self._modules.keys():
             if _weighs(module._modules[name]):
@@ -102,7 +102,7 @@ class _Members:
 
 
 def _weighs(module: nn.Module | None) -> bool:
-    """Return true if a module has parameters."""
+    """Returns true if a module has parameters."""
     return module is not None and any(True for _ in module.parameters())
 
 
@@ -151,7 +151,7 @@ class StateEffects(Dispatch):
             self.learn(path, module)
 
     def mark(self) -> Callable[[], None]:
-        """Return a function that drops everything recorded from now on."""
+        """Returns a function that drops everything recorded from now on."""
         seen = {n: replace(s, at=dict(s.at)) for n, s in self._seen.items()}
         sparse = dict(self.sparse)
         reads = dict(self.reads)
@@ -171,7 +171,7 @@ class StateEffects(Dispatch):
         return len(self._seen)
 
     def learn(self, path: str, module: nn.Module) -> None:
-        """Register the tensors of ``module``, which may be a copy of the one in the model."""
+        """Registers the tensors of ``module``, which may be a copy of the one in the model."""
         if id(module) in self._known:
             return
         self._known[id(module)] = _Members(path, module)
@@ -237,12 +237,12 @@ class StateEffects(Dispatch):
             self._write(t, labels, declared=False)
 
     def make(self, t: Tensor) -> None:
-        """Note that ``t`` is not foreign."""
+        """Notes that ``t`` is not foreign."""
         if t.layout is torch.strided and _key(t) not in self._made:
             self._made[_key(t)] = StorageWeakRef(t.untyped_storage())
 
     def follow(self, stand_in: Tensor, t: Tensor) -> None:
-        """Register ``stand_in`` for ``t``: it depends on the same."""
+        """Registers ``stand_in`` for ``t``: it depends on the same."""
         self.make(stand_in)
         if self.memory(t) != (key := self.memory(stand_in)):
             self._same[key] = self.memory(t)
@@ -253,36 +253,36 @@ class StateEffects(Dispatch):
             self._add(stand_in, labels)
 
     def memory(self, t: Tensor) -> int:
-        """Return a number that tensors share if they share memory, or if their stand-ins do."""
+        """Returns a number that tensors share if they share memory, or if their stand-ins do."""
         key = 0 if batched(t) or t.is_nested else _key(t)
         while key in self._same:
             key = self._same[key]
         return key
 
     def is_sparse(self, t: Tensor) -> bool:
-        """Return true if ``t`` is a sparse tensor, or a dense one on meta that stands for a sparse one."""
+        """Returns true if ``t`` is a sparse tensor, or a dense one on meta that stands for a sparse one."""
         with torch._C.DisableTorchFunction():
             return is_sparse(t) or self.memory(t) in self._sparse
 
     def writes(self, t: Tensor) -> int:
-        """Return how often the memory of ``t`` was written, also by ``t.data``, past autograd."""
+        """Returns how often the memory of ``t`` was written, also by ``t.data``, past autograd."""
         with torch._C.DisableTorchFunction():
             return self._writes[self.memory(t)]
 
     def buffer(self, t: Tensor) -> str:
-        """Return the name of a buffer of the model; "" for other tensors."""
+        """Returns the name of a buffer of the model; "" for other tensors."""
         return self._ids.get(id(t), "")
 
     def look(self, values: Any) -> None:
-        """Note that Python reads ``values``: everything that the module does now depends on them."""
+        """Notes that Python reads ``values``: everything that the module does now depends on them."""
         self._control[-1] |= self._of(_tensors((values,)))
 
     def enter(self) -> None:
-        """Note that a module begins to run."""
+        """Notes that a module begins to run."""
         self._control.append(self._control[-1])
 
     def leave(self, output: Any) -> None:
-        """Note that a module ends.
+        """Notes that a module ends.
 
         If its output contains plain values, its caller depends on all that the module has read.
         """
@@ -319,7 +319,7 @@ class StateEffects(Dispatch):
             seen.at[self.running()] = None
 
     def settle(self) -> None:
-        """Note tensors with new memory at the end of a forward; they count as changed in later forwards too.
+        """Notes tensors with new memory at the end of a forward; they count as changed in later forwards too.
 
         Raises ``RequestError`` for parameters that the optimizer would not know, and for buffers of the
         state dict that checkpoints would not know.
@@ -362,7 +362,7 @@ class StateEffects(Dispatch):
                 place.t, place.memory = now, now.untyped_storage()
 
     def changes(self, output: Any, kept: set[int]) -> tuple[StateChange, ...]:
-        """Return the changes. ``kept`` has the storages that a backward needs."""
+        """Returns the changes. ``kept`` has the storages that a backward needs."""
         # which outputs and backwards depend on them
         needed = {self._names[k] for k in kept if k in self._names}
         reached = self._reached(self._of(t for t in tree_leaves(output) if isinstance(t, Tensor)))
@@ -381,7 +381,7 @@ class StateEffects(Dispatch):
         )
 
     def _reached(self, labels: Labels) -> Labels:
-        """Add the labels that changed buffers among ``labels`` depended on before."""
+        """Adds the labels that changed buffers among ``labels`` depended on before."""
         before = None
         while labels != before:
             before = labels
@@ -390,7 +390,7 @@ class StateEffects(Dispatch):
 
 
 def _as_large(name: str, was: tuple[torch.dtype, torch.Size], now: Tensor) -> None:
-    """Refuse a buffer of the state dict that changes shape or dtype."""
+    """Refuses a buffer of the state dict that changes shape or dtype."""
     if was != (now.dtype, now.shape):
         kinds = [f"{str(d).removeprefix('torch.')} {tuple(s)}" for d, s in (was, (now.dtype, now.shape))]
         text = f"the forward changes the buffer {name} to {kinds[1]}, but checkpoints expect {kinds[0]}"
@@ -411,7 +411,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 @cache
 def _schema_effects(func: Any) -> tuple[str, tuple[tuple[int, str], ...], int | None]:
-    """Return an operator's name, the arguments that it writes, and the one that asks for sparse gradients."""
+    """Returns an operator's name, the arguments that it writes, and that for sparse gradients."""
     arguments = list(enumerate(func._schema.arguments))
     written = tuple((n, a.name) for n, a in arguments if a.alias_info is not None and a.alias_info.is_write)
     sparse = next((n for n, a in arguments if a.name == "sparse"), None)

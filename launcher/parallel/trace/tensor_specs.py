@@ -16,13 +16,13 @@ _MOST = 6
 
 
 def spec(t: torch.Tensor) -> TensorSpec:
-    """Return shape and dtype of ``t``: of the full tensor for a DTensor, of its values for a nested one."""
+    """Returns shape and dtype of ``t``: of the full tensor for a DTensor, of its values for a nested one."""
     values = t.values() if t.is_nested else t
     return TensorSpec(tuple(values.shape), str(t.dtype).removeprefix("torch."))
 
 
 def specs(value: Any) -> tuple[Specs, bool]:
-    """Return the specs of a module's or function's result, and whether it is several tensors in one."""
+    """Returns the specs of a module's or function's result, and whether it is several tensors in one."""
     if _is_tensor(value):
         return (spec(value),), False
     if isinstance(value, tuple | list) and value and all(map(_is_tensor, value)):
@@ -31,12 +31,12 @@ def specs(value: Any) -> tuple[Specs, bool]:
 
 
 def is_sparse(t: torch.Tensor) -> bool:
-    """Return true if ``t`` has a sparse layout, such as COO or CSR."""
+    """Returns true if ``t`` has a sparse layout, such as COO or CSR."""
     return not t.is_nested and t.layout is not torch.strided
 
 
 def memory_dims(value: Any) -> tuple[tuple[int, ...], ...]:
-    """Return for each tensor of ``specs`` its dimensions in the order of its memory; () if none needs it.
+    """Returns for each tensor of ``specs`` its dimensions in the order of its memory; () if none needs it.
 
     A tensor that is contiguous, or has gaps or overlaps, needs none.
     """
@@ -46,7 +46,7 @@ def memory_dims(value: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def dims_of(t: torch.Tensor) -> tuple[int, ...]:
-    """Return the dimensions of ``t`` in the order of its memory; () if it is contiguous or has gaps."""
+    """Returns the dimensions of ``t`` in the order of its memory; () if it is contiguous or has gaps."""
     if t.layout is not torch.strided or t.is_contiguous():
         return ()
     dims = tuple(sorted(range(t.dim()), key=t.stride, reverse=True))
@@ -54,12 +54,12 @@ def dims_of(t: torch.Tensor) -> tuple[int, ...]:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Return true for a tensor of one shape; a nested tensor has a shape for each sample."""
+    """Returns true for a tensor of one shape; a nested tensor has a shape for each sample."""
     return isinstance(value, torch.Tensor) and not value.is_nested
 
 
 def output_specs(value: Any) -> tuple[Specs, bool, tuple[str | int, ...]]:
-    """Return the specs of a full model's result, and the key of each if there are several.
+    """Returns the specs of a full model's result, and the key of each if there are several.
 
     Several tensors must be in a plain tuple, list or dict: a loss would get a named tuple without its names.
     For a result that no loss can take, the keys are its description and the Python text that selects its
@@ -79,7 +79,7 @@ def output_specs(value: Any) -> tuple[Specs, bool, tuple[str | int, ...]]:
 
 
 def returned(value: Any, deep: int = 3) -> str:
-    """Describe a forward's result, for a message.
+    """Describes a forward's result, for a message.
 
     >>> returned((torch.zeros(1), None)), returned({"logits": [torch.zeros(1)], "n": 3})
     ('(Tensor, None)', "{'logits': [Tensor], 'n': int}")
@@ -102,7 +102,7 @@ def returned(value: Any, deep: int = 3) -> str:
 
 
 def tensor_inside(value: Any) -> str:
-    """Return the Python text that selects the first tensor of a forward's result.
+    """Returns the Python text that selects the first tensor of a forward's result.
 
     It is "" if the result has no tensor, or is itself a plain tensor.
     """
@@ -121,7 +121,7 @@ def tensor_inside(value: Any) -> str:
 
 
 def _named(value: Any) -> list[tuple[str, Any]]:
-    """Return the entries of a collection, each with the text in front of it."""
+    """Returns the entries of a collection, each with the text in front of it."""
     if isinstance(value, Mapping):
         return [(f"{k!r}: " if type(value) is dict else f"{k}=", v) for k, v in value.items()]
     if hasattr(value, "_fields"):

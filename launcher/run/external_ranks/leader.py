@@ -150,7 +150,7 @@ class FollowerRanks:
         self.notes = (self._network.note(),)
 
     def _sends_versions(self, rank: int) -> bool:
-        """Return true if a rank sent its versions and interface; older launchers send host and process id."""
+        """Returns true if a rank sent its versions and interface; older launchers send host and PID."""
         return self._own.check([f"about{rank}"])
 
     def share(self, root: Path, key: str) -> None:

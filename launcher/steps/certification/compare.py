@@ -176,7 +176,7 @@ class Judge:
         """The weights that had a gradient in the last step of one process."""
 
     def draws(self) -> bool:
-        """Return true if a forward draws random numbers that must be made equal; reports other sources."""
+        """Returns true if a forward draws random numbers that must be made equal; reports other sources."""
         drawing, foreign = self.training.draws()
         if not foreign:
             self.findings.append(_judged(0, "draws", "", ""))
@@ -297,7 +297,7 @@ class Judge:
         return self.training.backward(self.training.batch(self.done, narrow), clip, scale)
 
     def failed(self, why: str, scale: float, narrow: Narrow | None) -> bool:
-        """Return true if the next step, not finite in the layout, is finite in one process; records that."""
+        """Returns true if the next step, not finite in the layout, is finite in one process; records that."""
         want = self._outcome(None, scale, narrow)
         fine = isfinite(want.loss) and isfinite(want.norm)
         if fine:

@@ -45,6 +45,6 @@ def with_values(job: Job, state_dict: Mapping[str, torch.Tensor]) -> torch.nn.Mo
 
 
 def _holds(mine: torch.Tensor, t: torch.Tensor) -> bool:
-    """Return true if ``t`` can be copied to ``mine``: a frozen weight may be half, an export any dtype."""
+    """Returns true if ``t`` can be copied to ``mine``: a frozen weight may be half, an export any dtype."""
     wide = [dtype_of(name) for name in (*HALF, *DTYPE.values())]
     return t.dtype == mine.dtype or (t.dtype in wide and mine.dtype in wide)

@@ -58,7 +58,7 @@ class OperatorCall:
         return tuple(d % max(1, count) for d in self.integers(place, name)) or tuple(range(count))
 
     def has(self, place: int, name: str) -> bool:
-        """Return true if the argument is a tensor."""
+        """Returns true if the argument is a tensor."""
         return isinstance(self.arg(place, name), Ref)
 
 

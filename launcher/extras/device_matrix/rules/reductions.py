@@ -251,7 +251,7 @@ class _Call:
         return prod(n for n, letter in zip(shape, self.rule.ins[0], strict=True) if letter not in gone)
 
     def meets(self, letters: Letters) -> bool:
-        """Return true if any of these letters is cut, so that ranks have different parts."""
+        """Returns true if any of these letters is cut, so that ranks have different parts."""
         return any(self.strategy.slices(letter) > 1 for letter in letters)
 
     def arg(self, place: int) -> Arg:

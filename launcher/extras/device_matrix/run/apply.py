@@ -77,13 +77,13 @@ class Weights(Mapping[str, Tensor]):
         return full
 
     def kept(self, name: str) -> Tensor:
-        """Return the tensor as it is stored."""
+        """Returns the tensor as it is stored."""
         module, attr = self.places[name]
         t: Tensor = getattr(module, attr)
         return t
 
     def replace(self, name: str, t: Tensor) -> None:
-        """Replace a buffer by a copy of ``t``, as a backward may need the old one.
+        """Replaces a buffer by a copy of ``t``, as a backward may need the old one.
 
         ``t`` may be a weight itself, which the optimizer changes later.
         """
@@ -91,7 +91,7 @@ class Weights(Mapping[str, Tensor]):
         setattr(module, attr, t.detach().clone())
 
     def gather(self) -> None:
-        """Gather before the first forward of a step or of an evaluation, in the dtype of the computation."""
+        """Gathers before the first forward of a step or of an evaluation, in the dtype of the computation."""
         for name in self.leaves:
             p, shard = self.params[name], self.kept(name)
             computed = shard.detach().to(dtype_of(p.spec.dtype))
@@ -103,12 +103,12 @@ class Weights(Mapping[str, Tensor]):
             self.gathered[name] = full
 
     def drop(self) -> None:
-        """Free the gathered weights, after the last forward of an evaluation."""
+        """Frees the gathered weights, after the last forward of an evaluation."""
         self.gathered.clear()
 
     @torch.no_grad()
     def reduce(self) -> None:
-        """Reduce the gradients, after the last backward of a step."""
+        """Reduces the gradients, after the last backward of a step."""
         for name, p in self.params.items():
             shard = self.kept(name)
             if name in self.gathered:
@@ -121,7 +121,7 @@ class Weights(Mapping[str, Tensor]):
 
     @torch.no_grad()
     def _after_backward(self, name: str, shard: Tensor, full: Tensor) -> None:
-        """Reduce (level2) or add up (level1) the gradient of a micro batch, in the dtype of the weight."""
+        """Reduces (level2) or adds up (level1) the gradient of a micro batch, in the dtype of the weight."""
         assert full.grad is not None
         grad, full.grad = full.grad.to(shard.dtype), None
         if self._at_once(self.params[name]):
@@ -133,24 +133,24 @@ class Weights(Mapping[str, Tensor]):
         return p.shared and self.level == "level2"
 
     def _bring_back(self, p: ShardedParam, shard: Tensor, grad: Tensor) -> None:
-        """Reduce the gradient of a gathered weight to the shard."""
+        """Reduces the gradient of a gathered weight to the shard."""
         mine = carry_out(grad, reduced(p), self.groups)
         shard.grad = mine if shard.grad is None else shard.grad.add_(mine)
 
 
 def _leaf(p: ShardedParam, level: str | None, several: bool) -> bool:
-    """Return true if a step computes with a separate tensor in addition to the stored one."""
+    """Returns true if a step computes with a separate tensor in addition to the stored one."""
     return (p.shared and level != "level3") or (several and bool(p.terms))
 
 
 def _place(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the module and attribute of a tensor; a forward may replace the tensor there."""
+    """Returns the module and attribute of a tensor; a forward may replace the tensor there."""
     owner, _, attr = name.rpartition(".")
     return module.get_submodule(owner), attr
 
 
 def cut_parameters(parts: list[StagePart], plan: Plan) -> None:
-    """Replace each parameter (on meta) by one of the shape of this rank's part; ties stay ties."""
+    """Replaces each parameter (on meta) by one of the shape of this rank's part; ties stay ties."""
     if plan.sharding is None:
         return
     shapes = {n: p.layout.box(_holder(p.layout)) for p in plan.params for n in p.names}
@@ -168,7 +168,7 @@ def cut_parameters(parts: list[StagePart], plan: Plan) -> None:
 
 
 def stage_groups(plan: Plan, meshes: Meshes) -> StageGroups | None:
-    """Make the process groups of this rank's stages; all ranks call this together."""
+    """Makes the process groups of this rank's stages; all ranks call this together."""
     if plan.sharding is None:
         return None
     grid = plan.sizes.grid
@@ -178,14 +178,14 @@ def stage_groups(plan: Plan, meshes: Meshes) -> StageGroups | None:
 
 
 def _holder(layout: Layout) -> int:
-    """Return a rank that has a part of the tensor; all parts have the same size."""
+    """Returns a rank that has a part of the tensor; all parts have the same size."""
     return layout.grid.ranks(pp=dict(layout.at)["pp"][0])[0]
 
 
 def run_sharded(
     parts: list[StagePart], plan: Plan, groups: StageGroups | None, device: torch.device
 ) -> list[Weights]:
-    """Make stages run operator by operator from now on."""
+    """Makes stages run operator by operator from now on."""
     if plan.sharding is None or groups is None:
         return []
     out = []
@@ -258,7 +258,7 @@ class MatrixShare(OutputShare):
     rank: int
 
     def targets(self, full: Tensor) -> Tensor:
-        """Return the targets of this rank's part of the output: a micro batch's, split as its samples are."""
+        """Returns the targets of this rank's part of the output: split as the micro batch's samples are."""
         for dim, axes in enumerate(self.layout.dims[:-1]):
             if axes and dim < full.dim():
                 size = full.shape[dim] // self.layout.slices[dim]
@@ -267,7 +267,7 @@ class MatrixShare(OutputShare):
 
 
 def matrix_share(sharding: Sharding, rank: int, groups: StageGroups | None) -> MatrixShare:
-    """Return the share of the output in training; ``rank`` is the number in the last stage.
+    """Returns the share of the output in training; ``rank`` is the number in the last stage.
 
     The output is repeated over some axes of the matrix, and its classes are split over others.
     """

@@ -61,7 +61,7 @@ class HiddenChanges(fx.Interpreter):
 
 
 def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """Return the tensors that an operation's schema marks as written."""
+    """Returns the tensors that an operation's schema marks as written."""
     out: list[Tensor] = []
     for n, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -93,7 +93,7 @@ class ValueNumbers(Dispatch):
         self._put(t, _digest(text))
 
     def of(self, t: Tensor) -> str:
-        """Return the number of a value."""
+        """Returns the number of a value."""
         storage = t.untyped_storage()
         if storage._cdata not in self._memory:
             self._put(t, _digest("unknown", len(self._memory)))
@@ -132,13 +132,13 @@ class ValueNumbers(Dispatch):
         return out
 
     def _made(self, func: Any, args: Sequence[Any], made: Tensor) -> str:
-        """Return the number of a full tensor for a copy of it, or ""."""
+        """Returns the number of a full tensor for a copy of it, or ""."""
         if func not in COPIES or not (_fills(made) and _fills(args[0])) or made.stride() != args[0].stride():
             return ""
         return self._memory.get(args[0].untyped_storage()._cdata, "")
 
     def _drawn(self, func: Any) -> str:
-        """Return a digest of the draw's number and of torch's stream, which meta tensors do not advance."""
+        """Returns a digest of the draw's number and of torch's stream, which meta tensors do not advance."""
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return ""
         self._draws += 1
@@ -153,7 +153,7 @@ class ValueNumbers(Dispatch):
 
 
 def _fills(t: Tensor) -> bool:
-    """Return true if ``t`` covers its storage, in order."""
+    """Returns true if ``t`` covers its storage, in order."""
     return t.is_contiguous() and t.numel() * t.itemsize == t.untyped_storage().nbytes()
 
 
@@ -166,7 +166,7 @@ Numbers = dict[str, str | None]
 
 
 def lost(module: nn.Module, program: torch.export.ExportedProgram, inputs: Sequence[Tensor]) -> str:
-    """Return what ``program``, a recording of ``module`` on ``inputs`` (on meta), fails to do, or ""."""
+    """Returns what ``program``, a recording of ``module`` on ``inputs`` (on meta), fails to do, or ""."""
     # run the module twice, with its own code and that of its hooks
     model, trains = copied(module), module.training  # a copy of a graph forgets its mode
     named = dict(_tensors(model))
@@ -199,7 +199,7 @@ CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 
 def _other_values(module: nn.Module, program: torch.export.ExportedProgram, inputs: Sequence[Tensor]) -> str:
-    """Return the output that the recording computes otherwise than the module on values in memory, or "".
+    """Returns the output that the recording computes otherwise than the module on values in memory, or "".
 
     The recording was made on meta, where code that asks for the device or the values of a tensor may take
     another path. Nothing is compared for a module that is too large to run, that draws random numbers, or
@@ -256,7 +256,7 @@ def _close(own: Tensor, other: Tensor) -> bool:
 
 
 def _arguments(program: torch.export.ExportedProgram, named: dict[str, Tensor]) -> list[Tensor | None]:
-    """Return the arguments of the program: tensors of the module, and ``None`` for an input."""
+    """Returns the arguments of the program: tensors of the module, and ``None`` for an input."""
     signature = program.graph_signature
     places = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     takes = [n.name for n in program.graph.nodes if n.op == "placeholder"]
@@ -264,7 +264,7 @@ def _arguments(program: torch.export.ExportedProgram, named: dict[str, Tensor]) 
 
 
 def _over(arguments: list[Tensor | None], run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``run`` as a function of the inputs."""
+    """Returns ``run`` as a function of the inputs."""
 
     def forward(*inputs: Tensor) -> Any:
         rest = iter(inputs)
@@ -274,12 +274,12 @@ def _over(arguments: list[Tensor | None], run: Callable[..., Any]) -> Callable[.
 
 
 def _counts(before: PythonState, after: PythonState) -> list[str]:
-    """Return the attributes that have changed; new tensors do not count."""
+    """Returns the attributes that have changed; new tensors do not count."""
     return [key[0] for key in changed(before, after) if not isinstance(after.marks.get(key), Tensor)]
 
 
 def _streams() -> tuple[Any, ...]:
-    """Return the states of the random streams; on meta nothing is drawn from torch's."""
+    """Returns the states of the random streams; on meta nothing is drawn from torch's."""
     kind, keys, *rest = np.random.get_state()
     return random.getstate(), kind, bytes(np.asarray(keys)), *rest, generator_state(torch.default_generator)
 
@@ -320,5 +320,5 @@ def _numbers(
 
 
 def _different(a: Numbers, b: Numbers) -> str:
-    """Return the first name whose numbers differ, or ""."""
+    """Returns the first name whose numbers differ, or ""."""
     return next((name for name in (a | b) if a.get(name) != b.get(name)), "")

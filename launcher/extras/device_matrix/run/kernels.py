@@ -25,7 +25,7 @@ from launcher.extras.device_matrix.run.local_operators import Collectives, Local
 
 
 def attention(call: LocalCall, run: Run) -> Run:
-    """Drop the keys after this rank's last query; a mask says which of the others each query sees."""
+    """Drops the keys after this rank's last query; a mask says which of the others each query sees."""
     causal = len(call.node.args) > 5 and call.node.args[5] is True
     ways = call.ways("l")
     if not causal or ways == 1:
@@ -50,7 +50,7 @@ Kernel = Callable[..., tuple[Tensor, ...]]
 
 
 def prepare(call: LocalCall, here: Collectives, device: torch.device) -> Kernel:
-    """Return the kernel of ``call``; ``device`` is for operators that create tensors without an input."""
+    """Returns the kernel of ``call``; ``device`` is for operators that create tensors without an input."""
     run = _kernel(call, here, own_op(call, device), device)
 
     def kernel(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -43,7 +43,7 @@ def softmax(call: LocalCall, here: Collectives, run: Run) -> Run:
 
 
 def _dtype(call: LocalCall) -> torch.dtype | None:
-    """Return the dtype of the computation, if the call names one."""
+    """Returns the dtype of the computation, if the call names one."""
     if call.node.kind.startswith("_"):
         return torch.float32 if call.node.args[2] else None
     argument: Arg = call.node.args[2] if len(call.node.args) > 2 else call.node.kwarg("dtype")
@@ -52,7 +52,7 @@ def _dtype(call: LocalCall) -> torch.dtype | None:
 
 
 def cut_softmax(x: Tensor, dim: int, meeting: Meeting, *, log: bool) -> Tensor:
-    """Compute in float32 at least, as torch does, and round at the end."""
+    """Computes in float32 at least, as torch does, and rounds at the end."""
     wide = x.float() if x.dtype in HALVES else x
     function = _LogSoftmax if log else _Softmax
     out: Tensor = function.apply(wide, dim, meeting)  # type: ignore[no-untyped-call]
@@ -92,7 +92,7 @@ class _LogSoftmax(torch.autograd.Function):
 
 
 def logsumexp(call: LocalCall, here: Collectives, run: Run) -> Run:
-    """Prepare logsumexp; the maximum is factored out, unless it is infinite, as in torch."""
+    """Prepares logsumexp; the maximum is factored out, unless it is infinite, as in torch."""
     axes = call.axes(call.rule.inside)
     if not axes:
         return run
@@ -167,7 +167,7 @@ def _integer(arg: Arg) -> int:
 
 
 def class_loss(call: LocalCall, here: Collectives, run: Run, device: torch.device) -> Run:
-    """Prepare cross_entropy_loss and nll_loss."""
+    """Prepares cross_entropy_loss and nll_loss."""
     loss = ClassLossArguments.from_call(call, here)
     if loss.scores.axes:
         return _of_cut_classes(call, loss)
@@ -186,7 +186,7 @@ def class_loss(call: LocalCall, here: Collectives, run: Run, device: torch.devic
 
 
 def _divisor(loss: ClassLossArguments, target: Tensor, *weight: Tensor) -> Tensor | int:
-    """Return the divisor of a mean: the weights of all ranks' targets that are not ignored."""
+    """Returns the divisor of a mean: the weights of all ranks' targets that are not ignored."""
     if loss.probabilities:
         return loss.samples
     if not weight:
@@ -197,14 +197,14 @@ def _divisor(loss: ClassLossArguments, target: Tensor, *weight: Tensor) -> Tenso
 
 
 def _here(loss: ClassLossArguments, target: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Return whether each target's class is on this rank and counts, and its place here."""
+    """Returns whether each target's class is on this rank and counts, and its place here."""
     local = target - loss.low
     here = (local >= 0) & (local < classes) & (target != loss.ignored)
     return here, local.masked_fill(~here, 0)
 
 
 def _of_cut_classes(call: LocalCall, loss: ClassLossArguments) -> Run:
-    """Return this rank's term: the losses of targets whose class it has."""
+    """Returns this rank's term: the losses of targets whose class it has."""
     normalize = call.node.kind == "cross_entropy_loss"
 
     def over_ranks(scores: Tensor, target: Tensor, *weight: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ def _of_cut_classes(call: LocalCall, loss: ClassLossArguments) -> Run:
 
 
 def _hard_terms(loss: ClassLossArguments, logs: Tensor, target: Tensor, *weight: Tensor) -> Tensor:
-    """Return the losses of targets that are class numbers."""
+    """Returns the losses of targets that are class numbers."""
     known = (target == loss.ignored) | ((target >= 0) & (target < loss.classes))
     torch._assert_async(known.all(), f"a target is beyond the {loss.classes} classes")
     here, local = _here(loss, target, logs.shape[loss.dim])
@@ -237,7 +237,7 @@ def _hard_terms(loss: ClassLossArguments, logs: Tensor, target: Tensor, *weight:
 
 
 def _soft_terms(loss: ClassLossArguments, logs: Tensor, target: Tensor, *weight: Tensor) -> Tensor:
-    """Return the losses of targets that are a probability for each class."""
+    """Returns the losses of targets that are a probability for each class."""
     smooth = target * (1 - loss.smoothing) + loss.smoothing / loss.classes
     return -(_along_classes(loss, logs, *weight) * smooth).sum(loss.dim)
 
@@ -253,7 +253,7 @@ TENSORS_WITH_BIAS = {"bilinear": 4}
 
 
 def bias_once(call: LocalCall, run: Run) -> Run:
-    """Let only ranks with the first of the summed parts add the bias; others add zeros."""
+    """Lets only ranks with the first of the summed parts add the bias; others add zeros."""
     kind = call.node.kind
     place = 0 if kind in BIAS_FIRST else TENSORS_WITH_BIAS.get(kind, 3) - 1
     if place >= len(call.ins) or call.first(call.rule.sums):
@@ -279,13 +279,13 @@ class _Zeros(torch.autograd.Function):
 
 
 def mean(call: LocalCall, run: Run) -> Run:
-    """Divide by the number of parts: they are equal, so the mean is the sum of their means divided by it."""
+    """Divides by the number of parts: they are equal, so the mean is the sum of their means divided by it."""
     ways = call.ways(*call.rule.sums)
     return run if ways == 1 else lambda *tensors: run(*tensors) / ways
 
 
 def embedding(call: LocalCall, run: Run, device: torch.device) -> Run:
-    """Return zeros for indices whose row is on another rank."""
+    """Returns zeros for indices whose row is on another rank."""
     ways = call.ways("v")
     if ways == 1:
         return run
@@ -349,14 +349,14 @@ class _Normalized(torch.autograd.Function):
 
 
 def normalized(x: Tensor, over: NormStatistics) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalize in float32 at least, as torch does; the caller rounds."""
+    """Normalizes in float32 at least, as torch does; the caller rounds."""
     wide = x.float() if x.dtype in HALVES else x
     made: tuple[Tensor, Tensor, Tensor] = _Normalized.apply(wide, over)  # type: ignore[no-untyped-call]
     return made
 
 
 def layer_norm(call: LocalCall, here: Collectives, run: Run) -> Run:
-    """Prepare layer_norm and rms_norm over split dims."""
+    """Prepares layer_norm and rms_norm over split dims."""
     axes = call.axes(call.rule.inside)
     if not axes:
         return run
@@ -397,7 +397,7 @@ def _eps(call: LocalCall, place: int) -> float:
 
 
 def batch_norm(call: LocalCall, here: Collectives, run: Run) -> Run:
-    """Prepare batch_norm in training over a split batch: running statistics are those of the full batch."""
+    """Prepares batch_norm in training over a split batch: running statistics are those of the full batch."""
     axes = call.axes(call.rule.inside)
     if not axes:
         return run
@@ -436,12 +436,12 @@ def batch_norm(call: LocalCall, here: Collectives, run: Run) -> Run:
 
 
 def _moved(running: Tensor, seen: Tensor, momentum: float) -> Tensor:
-    """Return the running statistics after a batch."""
+    """Returns the running statistics after a batch."""
     return running.lerp(seen.detach().flatten().to(running.dtype), momentum)
 
 
 def dropout(call: LocalCall, run: Run) -> Run:
-    """Use the generator as ``F.dropout`` of the full tensor does.
+    """Uses the generator as ``F.dropout`` of the full tensor does.
 
     The traced form (``native_dropout``), which also returns the mask, does so too.
     """
@@ -465,7 +465,7 @@ def dropout(call: LocalCall, run: Run) -> Run:
 
 
 def feature_dropout(call: LocalCall, run: Run) -> Run:
-    """Use the generator as ``F.dropout2d`` of the full tensor does, with one number per channel."""
+    """Uses the generator as ``F.dropout2d`` of the full tensor does, with one number per channel."""
     p, training = call.node.args[1:3]
     assert isinstance(p, int | float)
     if not training or not 0 < p < 1:
@@ -482,7 +482,7 @@ def feature_dropout(call: LocalCall, run: Run) -> Run:
 
 
 def drawn(call: LocalCall, run: Run) -> Run:
-    """Draw values that depend on their input's shape and strides only."""
+    """Draws values that depend on their input's shape and strides only."""
     part, allocate_full = _part(call), _full_allocator(call)
 
     def of_all(x: Tensor) -> Tensor:
@@ -493,13 +493,13 @@ def drawn(call: LocalCall, run: Run) -> Run:
 
 
 def _part(call: LocalCall) -> tuple[slice, ...]:
-    """Return this rank's slices of the first tensor."""
+    """Returns this rank's slices of the first tensor."""
     box = call.strategy.takes(call.rule, 0).box(call.ins[0], call.rank)
     return tuple(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True))
 
 
 def _full_allocator(call: LocalCall) -> Callable[[Tensor], Tensor]:
-    """Return a function that allocates the full first tensor; values are drawn in the order of memory."""
+    """Returns a function that allocates the full first tensor; values are drawn in the order of memory."""
     shape = call.ins[0]
     strides = call.strides or torch.empty(shape, device="meta").stride()
     dense = torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()

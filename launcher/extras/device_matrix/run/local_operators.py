@@ -59,20 +59,20 @@ class LocalCall:
         return tuple(x.local_shape(shape) for x, shape in zip(layouts, self.outs, strict=True))
 
     def axes(self, letters: tuple[str, ...]) -> tuple[int, ...]:
-        """Return the axes that split any of ``letters``."""
+        """Returns the axes that split any of ``letters``."""
         return tuple(sorted({a for letter in letters if letter for a in self.strategy.of.get(letter, ())}))
 
     def ways(self, *letters: str) -> int:
-        """Return the number of parts into which ``letters`` are split together."""
+        """Returns the number of parts into which ``letters`` are split together."""
         return prod(self.strategy.matrix[a] for a in self.axes(letters))
 
     def part(self, letter: str) -> int:
-        """Return which part of the dims with ``letter`` this rank has."""
+        """Returns which part of the dims with ``letter`` this rank has."""
         layout = self.strategy.cut((letter,) if letter else ())
         return layout.part(layout.dims[0], self.rank) if letter else 0
 
     def first(self, letters: tuple[str, ...]) -> bool:
-        """Return true if this rank has the first parts of all ``letters``."""
+        """Returns true if this rank has the first parts of all ``letters``."""
         return all(self.part(letter) == 0 for letter in letters)
 
 
@@ -86,7 +86,7 @@ END = 2**63 - 1
 
 
 def local_arguments(call: LocalCall) -> tuple[str, tuple[Arg, ...]]:
-    """Return the operator to run, and its positional arguments."""
+    """Returns the operator to run, and its positional arguments."""
     op, kind, args = call.node.op, call.node.kind, call.node.args
     if op == "view.dtype":
         return op, args
@@ -120,7 +120,7 @@ def _divided(args: tuple[Arg, ...], place: int, ways: int) -> tuple[Arg, ...]:
 
 
 def _diagonal(call: LocalCall) -> int:
-    """Return the diagonal in a part, whose (i, j) is (i + rows before, j + columns before) in the tensor."""
+    """Returns the diagonal in a part, whose (i, j) is (i + rows before, j + columns before) in the tensor."""
     diagonal = call.node.args[1] if len(call.node.args) > 1 else 0
     rows, columns = call.rule.outs[0][-2:]
     height, width = call.local_outs[0][-2:]
@@ -141,7 +141,7 @@ def torch_op(op: str) -> Any:
 
 
 def own_op(call: LocalCall, device: torch.device) -> Run:
-    """Return the operator itself, on parts."""
+    """Returns the operator itself, on parts."""
     op, args = local_arguments(call)
     if op == "copy":
         return _copy
@@ -154,7 +154,7 @@ def _copy(x: Tensor, source: Tensor) -> Tensor:
 
 
 def bound(op: Any, args: Sequence[Arg], kwargs: dict[str, Arg], device: torch.device) -> Run:
-    """Return ``op`` with all non-tensor arguments bound; it takes the tensors in order."""
+    """Returns ``op`` with all non-tensor arguments bound; it takes the tensors in order."""
     fixed = {key: constant(v, device) for key, v in kwargs.items() if not _tensors(v)}
     lead = next((i for i, a in enumerate(args) if not isinstance(a, Ref)), len(args))
     if len(fixed) == len(kwargs) and not any(_tensors(a) for a in args[lead:]):
@@ -172,7 +172,7 @@ def bound(op: Any, args: Sequence[Arg], kwargs: dict[str, Arg], device: torch.de
 
 
 def _leading(op: Any, count: int, after: tuple[Any, ...], fixed: dict[str, Any]) -> Run:
-    """Return the fast form for most operators: tensors first, then constants."""
+    """Returns the fast form for most operators: tensors first, then constants."""
     if not after and not fixed:
         return lambda *tensors: op(*tensors)
     return lambda *tensors: op(*tensors, *after, **fixed)
@@ -203,7 +203,7 @@ def _tensors(arg: Arg) -> bool:
 
 
 def constant(arg: Arg, device: torch.device) -> Any:
-    """Return torch's value for an argument of a recording; every device becomes ``device``."""
+    """Returns torch's value for an argument of a recording; every device becomes ``device``."""
     if isinstance(arg, tuple):
         return tuple(constant(a, device) for a in arg)
     if isinstance(arg, Name):
@@ -216,10 +216,10 @@ class Collectives(Protocol):
     """Collectives over the ranks that differ from this one along ``axes`` of a device ``matrix`` only."""
 
     def sum(self, x: Tensor, matrix: tuple[int, ...], axes: tuple[int, ...]) -> Tensor:
-        """Return a new tensor on each of these ranks: the sum over them."""
+        """Returns a new tensor on each of these ranks: the sum over them."""
 
     def max(self, x: Tensor, matrix: tuple[int, ...], axes: tuple[int, ...]) -> Tensor:
-        """Return a new tensor on each of these ranks: the maximum over them."""
+        """Returns a new tensor on each of these ranks: the maximum over them."""
 
 
 @dataclass(frozen=True)
@@ -231,15 +231,15 @@ class Meeting:
     axes: tuple[int, ...]
 
     def sum(self, x: Tensor) -> Tensor:
-        """Return the sum, without a gradient."""
+        """Returns the sum, without a gradient."""
         return self.here.sum(x.contiguous(), self.matrix, self.axes) if self.axes else x
 
     def max(self, x: Tensor) -> Tensor:
-        """Return the maximum, without a gradient."""
+        """Returns the maximum, without a gradient."""
         return self.here.max(x.contiguous(), self.matrix, self.axes) if self.axes else x
 
     def sum_for_all(self, x: Tensor) -> Tensor:
-        """Return a sum from which each rank computes the same: its gradient is that of each term."""
+        """Returns a sum from which each rank computes the same: its gradient is that of each term."""
         if not self.axes:
             return x
         return _SumForAll.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]

@@ -33,7 +33,7 @@ def measure_stages(
     kept: Mapping[str, str],
     micros: int,
 ) -> list[StageBytes]:
-    """Measure each stage; stages that are equal but for names are measured once.
+    """Measures each stage; stages that are equal but for names are measured once.
 
     ``loss`` is applied to the last stage's output.
     """
@@ -49,7 +49,7 @@ def measure_stages(
 
 
 def _nameless(stage: StageSharding, kept: Mapping[str, str]) -> tuple[Any, ...]:
-    """Return everything that a stage's memory depends on, without names."""
+    """Returns everything that a stage's memory depends on, without names."""
     graph = stage.train.graph
     places = dict(graph.params)
     params = tuple((places[p.name], replace(p, name=""), kept.get(p.name)) for p in stage.params)
@@ -59,7 +59,7 @@ def _nameless(stage: StageSharding, kept: Mapping[str, str]) -> tuple[Any, ...]:
 def measure_stage(
     stage: StageSharding, level: str | None, loss: Loss | None, kept: Mapping[str, str], micros: int
 ) -> StageBytes:
-    """Measure one stage.
+    """Measures one stage.
 
     Micro batches after the first are equal, so at most two of ``micros`` run. Ranks are equal too, except for
     what they exchange.
@@ -113,7 +113,7 @@ def _micro_batch(
     stage: StageSharding,
     loss: Loss | None,
 ) -> tuple[int, int, int]:
-    """Return the bytes kept after a forward, the peak of the forward, and the peak of the backward."""
+    """Returns the bytes kept after a forward, the peak of the forward, and the peak of the backward."""
     before = meter.now
     meter.restart()
     values = stage.train.graph
@@ -139,7 +139,7 @@ def _empty(spec: TensorSpec) -> Tensor:
 def _skeleton(
     params: tuple[ShardedParam, ...], trained: frozenset[str], kept: Mapping[str, str]
 ) -> nn.Module:
-    """Return a module with only these parameters, as a rank stores them."""
+    """Returns a module with only these parameters, as a rank stores them."""
     root = nn.Module()
     for p in params:
         *path, name = p.name.split(".")
@@ -157,7 +157,7 @@ def _skeleton(
 
 
 def _halves(skeleton: nn.Module, params: tuple[ShardedParam, ...], kept: Mapping[str, str]) -> HalfWeights:
-    """Return half-precision copies of parameters that are stored in another dtype than they compute in."""
+    """Returns half-precision copies of parameters that are stored in another dtype than they compute in."""
     copies = []
     for p in params:
         owner, _, name = p.name.rpartition(".")

@@ -41,7 +41,7 @@ class StageGroups:
         needs: Sequence[Iterable[Rows]],
         stage_group: dist.ProcessGroup | None = None,
     ) -> StageGroups:
-        """Make all groups.
+        """Makes all groups.
 
         Every rank calls this with the same arguments, as all ranks make each group in one order.
 
@@ -66,7 +66,7 @@ class StageGroups:
         return cls(place, groups)
 
     def of(self, rows: Rows) -> tuple[dist.ProcessGroup, tuple[int, ...]]:
-        """Return the group of this rank's row, and the row in the order of the group."""
+        """Returns the group of this rank's row, and the row in the order of the group."""
         return self.groups[rows]
 
     def all_reduce(
@@ -76,7 +76,7 @@ class StageGroups:
         axes: tuple[int, ...],
         op: Literal["sum", "max"] = "sum",
     ) -> torch.Tensor:
-        """Reduce ``x`` (contiguous) in place over axes of a device matrix; meta tensors are not sent."""
+        """Reduces ``x`` (contiguous) in place over axes of a device matrix; meta tensors are not sent."""
         if not x.is_meta and prod(matrix[a] for a in axes) > 1:
             dist.all_reduce(x, REDUCE[op], group=self.of(rows_over(matrix, axes))[0])
         return x
@@ -103,7 +103,7 @@ _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_t
 def redistribute(
     x: torch.Tensor, forward: Redistribution, backward: Redistribution | None, groups: StageGroups | None
 ) -> torch.Tensor:
-    """Redistribute ``x`` by ``forward`` and its gradient by ``backward``; ``None``: there is no gradient.
+    """Redistributes ``x`` by ``forward`` and its gradient by ``backward``; ``None``: there is no gradient.
 
     Without ``groups``, or on meta tensors, only shapes are computed.
     """
@@ -130,7 +130,7 @@ class _Redistribute(torch.autograd.Function):
 
 
 def carry_out(x: torch.Tensor, plan: Redistribution, groups: StageGroups | None) -> torch.Tensor:
-    """Run the steps of ``plan``, without a gradient.
+    """Runs the steps of ``plan``, without a gradient.
 
     Returns a contiguous tensor, which is ``x`` itself if there is nothing to do; ``x`` is never changed.
     """
@@ -180,7 +180,7 @@ def _all_to_all(x: torch.Tensor, step: Step, groups: StageGroups) -> torch.Tenso
 
 
 def _exchange(x: torch.Tensor, step: Step, groups: StageGroups) -> torch.Tensor:
-    """Copy what the rank has, and exchange the rest in one flat tensor each way, ordered by rank."""
+    """Copies what the rank has, and exchanges the rest in one flat tensor each way, ordered by rank."""
     group, row = groups.of(step.rows)
     packing = _packing(step, row.index(groups.rank))
     out = x.new_empty(step.after.local_shape(step.shape))
@@ -242,12 +242,12 @@ SENT = {
 
 @lru_cache(maxsize=1 << 12)
 def _order(step: Step, axes: tuple[int, ...], row: tuple[int, ...]) -> tuple[int, ...]:
-    """Return which of the parts that ``axes`` make each rank of a group has."""
+    """Returns which of the parts that ``axes`` make each rank of a group has."""
     return tuple(step.before.part(axes, rank) for rank in row)
 
 
 def _split(x: torch.Tensor, dim: int, parts: tuple[int, ...]) -> torch.Tensor:
-    """Return the parts of ``x`` for each rank of a group, one after the other, as they are sent."""
+    """Returns the parts of ``x`` for each rank of a group, one after the other, as they are sent."""
     if dim == 0 and parts == tuple(range(len(parts))):
         return x.contiguous().view(len(parts), x.shape[0] // len(parts), *x.shape[1:])
     pieces = x.chunk(len(parts), dim)
@@ -255,20 +255,20 @@ def _split(x: torch.Tensor, dim: int, parts: tuple[int, ...]) -> torch.Tensor:
 
 
 def _joined(got: torch.Tensor, dim: int, parts: tuple[int, ...]) -> torch.Tensor:
-    """Join the parts that came from each rank of a group to one tensor."""
+    """Joins the parts that came from each rank of a group to one tensor."""
     if dim == 0 and parts == tuple(range(len(parts))):
         return got.view(-1, *got.shape[2:])
     return torch.cat([got[parts.index(part)] for part in range(len(parts))], dim)
 
 
 def _within(box: Box, base: Box) -> Slices:
-    """Return the slices of ``box`` in a tensor that has ``base``."""
+    """Returns the slices of ``box`` in a tensor that has ``base``."""
     box = box.within(base)
     return tuple(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True))
 
 
 def _moves_as_bytes(x: torch.Tensor) -> bool:
-    """Return true if a backend may not support the dtype: its bytes are sent, as nothing is computed."""
+    """Returns true if a backend may not support the dtype: its bytes are sent, as nothing is computed."""
     return x.dtype not in (torch.float32, torch.float64)
 
 
@@ -311,7 +311,7 @@ class StageProgram:
     def run(
         self, inputs: Sequence[Tensor], params: Mapping[str, Tensor]
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Return the outputs, and the new values of buffers; all tensors are in the layouts of the graph."""
+        """Returns the outputs, and the new values of buffers; all tensors are in the layouts of the graph."""
         graph = self.sharded.graph
         values = dict(zip(graph.inputs, inputs, strict=True))
         values |= {v: params[name] for name, v in graph.params if self.sharded.users[v]}
@@ -367,7 +367,7 @@ class InsideCollectives:
 
 
 def _last_uses(sharded: ShardedGraph) -> list[int]:
-    """Return the operator that takes each way last; outputs are kept to the end."""
+    """Returns the operator that takes each way last; outputs are kept to the end."""
     end = len(sharded.graph.nodes)
     out = [end] * len(sharded.taken)
     for at, takes in enumerate(sharded.takes):

@@ -26,7 +26,7 @@ from launcher.user_errors import user_error
 
 
 def settle_regions(graphs: torch.nn.Module, key: str) -> bool:
-    """Detach tensors that enter ``no_grad`` regions, in place; return true if a region must be unfolded.
+    """Detaches tensors that enter ``no_grad`` regions, in place; returns true if a region must be unfolded.
 
     Unfolding by torch forgets the mode of an operator. Raises ``RequestError`` for regions under autocast,
     whose dtypes would be lost.
@@ -48,14 +48,14 @@ def settle_regions(graphs: torch.nn.Module, key: str) -> bool:
 
 
 def _refuse(node: fx.Node, key: str) -> None:
-    """Refuse an enabled autocast; the node's arguments are device, dtype, enabled and so on."""
+    """Refuses an enabled autocast; the node's arguments are device, dtype, enabled and so on."""
     if node.args[2]:
         text = "the forward computes under torch.autocast, whose dtypes would be lost; cast with .to instead"
         raise RequestError((Problem(key, text),))
 
 
 def _cut(graph: fx.Graph, region: fx.Node) -> None:
-    """Detach each tensor that enters ``region``; in-place changes there have no gradient either."""
+    """Detaches each tensor that enters ``region``; in-place changes there have no gradient either."""
     detached: dict[fx.Node, fx.Node] = {}
     for entering in region.all_input_nodes:
         if isinstance(entering.meta.get("val"), torch.Tensor):
@@ -74,7 +74,7 @@ OTHERWISE = (
 
 
 def record(module: nn.Module, inputs: Sequence[torch.Tensor], *, ours: bool = False) -> OpGraph:
-    """Record the forward of ``module`` (on the meta device) on ``inputs``, in its present mode.
+    """Records the forward of ``module`` (on the meta device) on ``inputs``, in its present mode.
 
     ``ours`` marks a model of this package, of which a recording loses nothing. Raises ``RequestError``.
     """
@@ -105,7 +105,7 @@ def _cannot(text: str) -> Problem:
 
 
 def _refuse_hidden_changes(program: torch.export.ExportedProgram) -> None:
-    """Refuse instance norms that update running statistics, which tracing does not record as values."""
+    """Refuses instance norms that update running statistics, which tracing does not record as values."""
     for node in program.graph.nodes:
         if node.target is torch.ops.aten.instance_norm.default and _changes(node):
             where = _module(node) or "the model"
@@ -164,7 +164,7 @@ class _Recorder:
         )
 
     def _leaving(self, node: fx.Node) -> tuple[tuple[int, ...], dict[str, int]]:
-        """Return the outputs, and the new values of buffers."""
+        """Returns the outputs, and the new values of buffers."""
         outputs, changes = [], {}
         made_here: Any = node.args[0]
         for output_spec, made in zip(self.program.graph_signature.output_specs, made_here, strict=True):
@@ -223,7 +223,7 @@ class _Recorder:
 
 
 def _changes(node: fx.Node) -> bool:
-    """Return true if ``node`` changes a tensor in place.
+    """Returns true if ``node`` changes a tensor in place.
 
     Norms with running statistics do, although their schema does not say so.
     """
@@ -235,7 +235,7 @@ def _changes(node: fx.Node) -> bool:
 
 
 def _first_names(module: nn.Module) -> dict[str, str]:
-    """Return the first name of the tensor for each of its names."""
+    """Returns the first name of the tensor for each of its names."""
     first: dict[int, str] = {}
     named = [
         *module.named_parameters(remove_duplicate=False),
@@ -245,6 +245,6 @@ def _first_names(module: nn.Module) -> dict[str, str]:
 
 
 def _module(node: fx.Node) -> str:
-    """Return the path of the module whose code runs."""
+    """Returns the path of the module whose code runs."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
     return str(stack[-1][0]) if stack else ""

@@ -36,7 +36,7 @@ class StageCode:
 
     @classmethod
     def from_graph(cls, model: nn.Module, graph: fx.Graph, inputs: Sequence[Tensor]) -> StageCode:
-        """Describe a stage of ``model`` that runs ``graph`` on ``inputs``."""
+        """Describes a stage of ``model`` that runs ``graph`` on ``inputs``."""
         named = [str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")]
         units = tuple(dict.fromkeys(named))
         numbers = {n: at for at, n in enumerate(graph.nodes)}
@@ -47,7 +47,7 @@ class StageCode:
         return cls(units, calls, kinds, tuple(snapshot(t) for t in things if isinstance(t, nn.Module)))
 
     def names_of(self, other: StageCode) -> dict[str, str] | None:
-        """Return the unit of ``other`` for each of these; ``None`` if the two stages differ."""
+        """Returns the unit of ``other`` for each of these; ``None`` if the two stages differ."""
         same = self.calls == other.calls and self.kinds == other.kinds
         if not same or any(changed(a, b) for a, b in zip(self.states, other.states, strict=True)):
             return None
@@ -55,7 +55,7 @@ class StageCode:
 
 
 def renamed(graph: OpGraph, units: Mapping[str, str]) -> OpGraph:
-    """Return ``graph`` for a stage whose units have other names."""
+    """Returns ``graph`` for a stage whose units have other names."""
 
     def other(name: str) -> str:
         unit = next((u for u in units if covers(u, name)), None)
@@ -85,7 +85,7 @@ def _call(node: fx.Node, units: tuple[str, ...], numbers: Mapping[fx.Node, int])
 
 
 def made_of(thing: Any, known: dict[int, int]) -> Iterator[Any]:
-    """Yield the classes and tensors that ``thing`` consists of; equal tensors have the same number."""
+    """Yields the classes and tensors that ``thing`` consists of; equal tensors have the same number."""
     if isinstance(thing, Tensor):
         yield _tensor(thing, known)
         return
@@ -105,7 +105,7 @@ LEAST = 4
 
 
 def record_ours(module: nn.Module, inputs: Sequence[Tensor]) -> OpGraph:
-    """Record a model of this package, as ``record`` does, in which equal modules run equal operators."""
+    """Records a model of this package, as ``record`` does, in which equal modules run equal operators."""
     likes = dict(equal_modules(module))
     if likes:
         short = copied(module)
@@ -133,7 +133,7 @@ class _LeftOut(nn.Module):
 
 
 def equal_modules(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield modules that take one tensor, each with an equal module below the same parent.
+    """Yields modules that take one tensor, each with an equal module below the same parent.
 
     The first module of a group equals none here, as its input may have no gradient. No module is below
     another.
@@ -150,7 +150,7 @@ def equal_modules(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _groups(owner: nn.Module, shared: Counter[int]) -> Iterator[list[str]]:
-    """Yield the names of equal children, without the first child, which is recorded by itself."""
+    """Yields the names of equal children, without the first child, which is recorded by itself."""
     remaining = [(n, m) for n, m in owner._modules.items() if m is not None and _alone(m, shared)]
     while len(remaining) >= LEAST:
         (_, first), *_ = remaining
@@ -162,7 +162,7 @@ def _groups(owner: nn.Module, shared: Counter[int]) -> Iterator[list[str]]:
 
 
 def _alone(module: nn.Module, shared: Counter[int]) -> bool:
-    """Return true if a module takes one tensor, has no buffers, and shares no parameter with another."""
+    """Returns true if a module takes one tensor, has no buffers, and shares no parameter with another."""
     parameters = inspect.signature(type(module).forward).parameters.values()
     takes = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
     own = list(module.parameters())

@@ -40,7 +40,7 @@ class Regather:
         self._hooks: Any = None
 
     def enter(self, name: str, full: Tensor, kept: Tensor, plan: Redistribution) -> None:
-        """Register ``full``, which was gathered from ``kept`` by ``plan``."""
+        """Registers ``full``, which was gathered from ``kept`` by ``plan``."""
         storage = full.untyped_storage()
         saved = _Saved(name, kept.detach(), plan, (), (), 0)
         self._saved_of[storage._cdata] = weakref.ref(storage), saved

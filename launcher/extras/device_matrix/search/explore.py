@@ -68,7 +68,7 @@ def explore(
 
 
 def few(menus: Menus) -> bool:
-    """Return true if there are so few states that all are searched."""
+    """Returns true if there are so few states that all are searched."""
     return max(map(len, menus), default=0) <= FEW
 
 

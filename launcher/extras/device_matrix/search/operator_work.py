@@ -26,7 +26,7 @@ LOOKUPS = {"embedding", "index_select", "gather", "index"}
 
 
 def is_view(graph: OpGraph, node: OpNode) -> bool:
-    """Return true if the output of ``node`` takes no additional memory."""
+    """Returns true if the output of ``node`` takes no additional memory."""
     if node.kind == "to":
         return bool(node.ins) and graph.values[node.ins[0]].spec == graph.values[node.outs[0]].spec
     return node.kind in VIEWS

@@ -246,6 +246,6 @@ def _names(pricer: Pricer, dims: Sequence[Dims]) -> dict[int, str]:
 
 
 def _positions(pricer: Pricer, v: int) -> bool:
-    """Return true if dim 1 of an input is a sequence: the input contains token ids, or vectors."""
+    """Returns true if dim 1 of an input is a sequence: the input contains token ids, or vectors."""
     value = pricer.graph.values[v]
     return len(value.shape) == 3 or (len(value.shape) == 2 and value.spec.dtype.startswith("int"))

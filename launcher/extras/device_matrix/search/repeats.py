@@ -173,6 +173,6 @@ def _pattern(
 
 
 def _seen_elsewhere(graph: OpGraph, values: set[int], inside: range) -> bool:
-    """Return true if ``values`` are used by nodes not ``inside``, or by the outputs of the graph."""
+    """Returns true if ``values`` are used by nodes not ``inside``, or by the outputs of the graph."""
     takes = {v for at, node in enumerate(graph.nodes) if at not in inside for v in node.ins}
     return not values.isdisjoint(takes | set(graph.outputs) | {v for _, v in graph.changes})

@@ -66,7 +66,7 @@ class EqualDraws(TorchDispatchMode):
 # judges. It may be the same: an operator that it misses draws other numbers on the two sides, so the
 # certificate fails. No error in it makes two trainings agree.
 def _draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return true if an operator draws random numbers; attention draws only with dropout."""
+    """Returns true if an operator draws random numbers; attention draws only with dropout."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     for n, a in enumerate(func._schema.arguments):
@@ -76,7 +76,7 @@ def _draws(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _own_streams(device: torch.device) -> bool:
-    """Return true if a kind of device has its own random state, in addition to the CPU's."""
+    """Returns true if a kind of device has its own random state, in addition to the CPU's."""
     return device.type not in ("cpu", "meta")
 
 
