@@ -55,6 +55,21 @@ def test_every_folder_says_what_it_is_for() -> None:
     assert [row for row in folders() if row.endswith("|  |")] == []
 
 
+COMMANDS = {"Add", "Build", "Compare", "Describe", "Make", "Refuse", "Return", "Run", "Set", "Yield"}
+
+
+def test_docstrings_of_functions_say_what_the_function_does() -> None:
+    """They begin with ``Returns`` and not with ``Return``: one mood in the package."""
+    functions = (
+        (path, node)
+        for path in files().values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    )
+    first = ((f"{path.relative_to(ROOT)}: {f.name}", (ast.get_docstring(f) or "").split()[:1]) for path, f in functions)
+    assert [place for place, word in first if COMMANDS.intersection(word)] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     named = {name.rstrip(".") for name in NAMED.findall(content(page))}
