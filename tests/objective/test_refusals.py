@@ -195,7 +195,7 @@ ENDS: dict[str, tuple[Job, str]] = {
     "nothing that counts": (
         job_with_loss(data=HOLED | {"hole": 3, "empty": 1}, loss={"name": "cross_entropy", "ignore_index": 3}),
         "step 1: all targets of the global batch are 3, which are ignored, so there is no loss; the weights were "
-        "not touched. Look at the data of this step",
+        "not changed. Look at the data of this step",
     ),
     "nothing that counts for a loss of one's own": (
         job_with_loss(data=HOLED | {"empty": 1}, loss=own("Weighted")),
