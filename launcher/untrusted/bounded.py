@@ -22,7 +22,12 @@ class TooLong(BaseException):
 
 
 AGAIN_S = 0.05
-"""Seconds between alarms: Python drops an exception raised in a callback of its garbage collector."""
+"""Seconds between alarms until a limit is passed."""
+RAISED_S = 0.5
+"""Seconds from there to the next alarm: Python drops an exception raised in a callback of its garbage collector.
+
+Meanwhile it reports the dropped one, which reads source files and takes its time on a busy machine.
+"""
 
 
 @contextmanager
@@ -108,6 +113,7 @@ def _alarm(beyond: Callable[[], str], first: float) -> Iterator[None]:
 
     def late(_: int, __: FrameType | None) -> None:
         if not over and (limit := beyond()):
+            signal.setitimer(signal.ITIMER_REAL, RAISED_S, RAISED_S)
             raise TooLong(limit)
 
     before = signal.signal(signal.SIGALRM, late)
