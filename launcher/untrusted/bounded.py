@@ -24,7 +24,7 @@ class TooLong(BaseException):
 AGAIN_S = 0.05
 """Seconds between alarms until a limit is passed."""
 RAISED_S = 0.5
-"""Seconds from there to the next alarm: Python drops an exception raised in a callback of its garbage collector.
+"""Seconds from there to the next alarm, as Python drops an exception in a callback of its garbage collector.
 
 Meanwhile it reports the dropped one, which reads source files and takes its time on a busy machine.
 """
