@@ -56,7 +56,7 @@ from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import bytes_text, many
 from launcher.plan.verbs import EXPORTED
 from launcher.steps import transform
-from launcher.steps.file_checks import FileChecks, Kind, RunFiles
+from launcher.steps.file_checks import FileChecks, Kind, RunFiles, RunPaths
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -393,7 +393,7 @@ def _tolerance(step: Export, job: Job) -> float:
     return max(ROUNDING.get(name, EXACT) for name in (COMPUTE[job.train.precision], written))
 
 
-def export_folder(run: RunFiles) -> Path:
+def export_folder(run: RunPaths) -> Path:
     """The path that this step writes to; each step has its own."""
     step, other = _step(run), run.suffix(EXPORTED)
     if step.path:
@@ -503,7 +503,7 @@ def _with_base(run: RunFiles, adapters: Mapping[str, Tensor]) -> Mapping[str, Te
     return {n: unpacked(b) for n, b in blobs.items() if n not in adapters} | dict(adapters)
 
 
-def _step(run: RunFiles) -> Export:
+def _step(run: RunPaths) -> Export:
     step = run.job.steps[run.name]
     assert isinstance(step, Export)
     return with_defaults(step, run.job)
