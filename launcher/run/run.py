@@ -371,6 +371,8 @@ def _remaining_phases(ready: Prepared, record: status_record.RunStatus) -> list[
     if not remaining:
         if record.before != "done":
             record.say("done")
+        for file in write_layout_files.write_lost(ready.settled.job, ready.plan, record.run):
+            say(f"{file} no longer exists, so it is written again")
         say(f"already done: {record.run}")
     return remaining
 

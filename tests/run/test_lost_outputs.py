@@ -60,6 +60,20 @@ def test_a_lost_checkpoint_is_trained_again_to_the_same_bytes(
     assert (finished / "exports/model.safetensors").stat() == written
 
 
+def test_a_lost_file_of_layouts_is_written_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = "parallel.param_strategy.save='run:s_{rank}.json'"
+    words = [*SMALL, "steps=[train]", f"run_dir={tmp_path}/run", saved]
+    assert main(words) == 0
+    files = [tmp_path / f"run/s_{rank}.json" for rank in range(4)]
+    before = [file.read_bytes() for file in files]
+    files[1].unlink()
+    capsys.readouterr()
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert said == f"{files[1]} no longer exists, so it is written again\nalready done: {tmp_path}/run\n"
+    assert [file.read_bytes() for file in files] == before
+
+
 def _delete_rank_file(run: Path) -> None:
     next(run.glob("checkpoints/step-000002/rank_0/model.safetensors")).unlink()
 
