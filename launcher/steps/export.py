@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -94,7 +95,7 @@ def _tokenizer(path: Path, job: Job) -> tuple[str, ...]:
     if job.data.tokenizer_file is None:
         return ()  # bytes, or bpe of the text: transformers reads neither
     used = Path(job.data.tokenizer_file)
-    if used.name != "tokenizer.json" or (used.is_file() and used.parent.samefile(path)):
+    if used.name != "tokenizer.json" or os.path.realpath(used.parent) == os.path.realpath(path):
         return _there(path, TOKENIZER)
     return _there(used.parent, TOKENIZER)
 
@@ -214,7 +215,7 @@ def plan_problems(step: Export, at: FileChecks, plan: Plan) -> list[Problem]:
     if at.shown or elsewhere:
         return []
     if step.src is not None:
-        return [*_of_another_model(step, at, plan)]
+        return [*_of_another_model(step, at, plan), *_unmerged(step, at, plan)]
     step = with_defaults(step, at.job)
     problems = at.problems("names", lambda: check_names(step, at.job, "the run", strategy_of_plan(plan)))
     return [*problems, *_unmerged(step, at, plan)]
