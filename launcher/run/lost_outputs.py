@@ -40,7 +40,8 @@ def _lines(lost: Mapping[str, Path], phase: Phase) -> Iterator[str]:
     paths = dict.fromkeys(lost.values())
     for path in paths:
         name = next(n for n in lost if lost[n] == path)
-        yield f"{name}: {path} no longer exists, so {steps} done again"
+        state = "is incomplete" if os.path.lexists(path) else "no longer exists"
+        yield f"{name}: {path} {state}, so {steps} done again"
 
 
 def _lost(run: RunPaths, results: Mapping[str, Any]) -> Iterator[Path]:
