@@ -90,7 +90,10 @@ def test_a_checkpoint_that_lacks_a_file_is_lost(
     shutil.copytree(finished, run)
     damage(run)
     job = compose([*SMALL, STEPS, f"run_dir={run}"]).job
-    assert steps_to_repeat(job, run, ("train", "save", "export", "transform"), {"saved_step": 2})[0] == repeated
+    done, lines = steps_to_repeat(job, run, ("train", "save", "export", "transform"), {"saved_step": 2})
+    assert done == repeated
+    line = f"train: {run}/checkpoints/step-000002 is incomplete, so train, save are done again"
+    assert lines == ((line,) if repeated else ())
 
 
 def test_every_step_that_writes_a_file_says_where(tmp_path: Path) -> None:
