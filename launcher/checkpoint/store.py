@@ -282,7 +282,8 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
     """Returns the newest complete checkpoint, or ``None`` if there is none.
 
     The newest checkpoint is the one of the highest step that the file ``latest`` does not list as superseded.
-    An outdated file does no harm: a checkpoint that it does not list is not superseded.
+    An outdated file does no harm: a checkpoint that it does not list is not superseded. If all are, those of
+    the last training have been deleted, and another training's are not used in their place.
 
     Raises ``ValueError`` if that file is damaged or, for encrypted checkpoints, is not authentic under a key
     that ``trust`` accepts.
@@ -296,19 +297,19 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
         return highest[0]
 
     # a file with a digest also lists superseded checkpoints of a higher step; one without has only a name
-    newest = highest
+    newest: tuple[Path, Manifest] | None = highest
     if pointer.digest is not None:
         candidates = chain((highest,), complete_ones)
         newer = ((path, m) for path, m in candidates if pointer.superseded.get(path.name) != identity(m))
-        newest = next(newer, highest)
+        newest = next(newer, None)
     else:
         manifest = _complete(checkpoints / pointer.name)
         if manifest is not None:
             newest = checkpoints / pointer.name, manifest
 
-    if pointer.digest is not None or newest[0] != highest[0]:
-        check_latest(pointer, *newest, trust)
-    return newest[0]
+    if pointer.digest is not None or newest != highest:
+        check_latest(pointer, *(newest or highest), trust)
+    return None if newest is None else newest[0]
 
 
 def newest_in(folder: Path) -> Path | None:
@@ -348,6 +349,11 @@ def older(newest: Path) -> list[Path]:
     """Returns the complete checkpoints next to ``newest`` that have a lower step, the highest step first."""
     step = step_of(newest) or 0
     return [path for path, _ in _complete_steps(newest.parent) if (step_of(path) or 0) < step]
+
+
+def complete_ones(checkpoints: Path) -> list[Path]:
+    """Returns the complete checkpoints in the folder, the highest step first. No MAC is checked."""
+    return [path for path, _ in _complete_steps(checkpoints)]
 
 
 def passed_over(newest: Path) -> list[str]:

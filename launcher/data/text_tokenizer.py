@@ -16,7 +16,6 @@ from launcher.untrusted.hub_name_hint import download_hint
 
 TOKENIZER = "tokenizer.json"
 """The name of a tokenizer's file in Hugging Face folders."""
-LINES = 4096
 
 
 def encode_bytes(text: str) -> list[int]:
@@ -65,17 +64,13 @@ def load(path: Path, *, tried: bool = False) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, text: str, file: object = TOKENIZER) -> NDArray[np.int32]:
-    """Encodes line by line, so that memory stays bounded and no token spans two lines.
+    """Encodes ``text`` at once, as transformers does; ``documents.text_pieces`` splits a long one before.
 
     Raises ``TokenizerError``, which names ``file``, if the tokenizer library fails.
     """
-    lines = text.splitlines(keepends=True)
-    parts = [np.zeros(0, np.int32)]
-    for at in range(0, len(lines), LINES):
-        with native_errors(file):
-            rows = tokenizer.encode_batch_fast(lines[at : at + LINES], add_special_tokens=False)
-        parts.append(np.fromiter((i for row in rows for i in row.ids), np.int32))
-    return np.concatenate(parts)
+    with native_errors(file):
+        (row,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    return np.array(row.ids, np.int32)
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[int]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from launcher.data import text_files, text_tokenizer, train_byte_pairs
 from launcher.data.prepare import text_cache
+from launcher.data.prepare.documents import text_pieces
 from launcher.data.prepare.text_cache import TextTokens
 from launcher.data.source import Dataset, entropy
 from launcher.data.text_tokenizer import TOKENIZER, decode_bytes, encode_bytes
@@ -59,13 +63,18 @@ def _learned(settings: Text) -> Dataset:
 
 def _tokens(settings: Text) -> TextTokens:
     """Tokenizes the text in this process, without a cache."""
-    parts = [part.tobytes().decode() for part in text_files.split(settings)]
+    parts = text_files.split(settings)
     if settings.tokenizer_file is None:
-        tokenizer = train_byte_pairs.train(parts[0], settings.vocab_size)
+        tokenizer = train_byte_pairs.train(parts[0].tobytes().decode(), settings.vocab_size)
     else:
         tokenizer = text_tokenizer.load(Path(settings.tokenizer_file))
     file = _name(settings)
-    return TextTokens(tokenizer, *(text_tokenizer.encode(tokenizer, part, file) for part in parts))
+
+    def encoded(part: NDArray[np.uint8]) -> NDArray[np.int32]:
+        pieces = (piece.decode() for piece in text_pieces(part))
+        return np.concatenate([text_tokenizer.encode(tokenizer, piece, file) for piece in pieces])
+
+    return TextTokens(tokenizer, *map(encoded, parts))
 
 
 def _name(settings: Text) -> str:

@@ -73,10 +73,6 @@ class ConfigFiles:
         names = {p.relative_to(f).with_suffix("").as_posix() for f in folders for p in self._files(f)}
         return tuple(sorted(names))
 
-    def recipe_files(self) -> tuple[Path, ...]:
-        """The files of all recipes, sorted in each folder."""
-        return tuple(p for folder in self.recipes for p in sorted(self._files(folder)))
-
     def file(self, config_path: str) -> Path | None:
         """The file of Hydra's path ``group/option``; ``None`` if there is none."""
         group, _, option = config_path.rpartition("/")

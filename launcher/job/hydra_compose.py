@@ -269,9 +269,9 @@ def _hydrated(choices: tuple[str, ...], configs: ConfigFiles) -> Composed | Prob
     except RecursionError:
         return Problem("defaults", "a file includes itself, by its own list or by that of another file")
     except MissingConfigException as error:
-        return _missing_option(error, configs)
+        return _missing_option(error, configs, choices)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        return _conflict(" ".join(str(error).split()), configs)
+        return _conflict(" ".join(str(error).split()), configs, choices)
 
     # drop what Hydra adds; record which files it read
     recipe = cfg.hydra.runtime.choices.get("recipe")
@@ -358,7 +358,7 @@ def _syntax(error: yaml.YAMLError) -> Problem:
     return Problem("", f"{where}: not valid YAML: {why}{source}")
 
 
-def _missing_option(error: MissingConfigException, configs: ConfigFiles) -> Problem:
+def _missing_option(error: MissingConfigException, configs: ConfigFiles, choices: Sequence[str]) -> Problem:
     """An unknown option in a defaults list; options on the command line were checked before."""
     wanted = error.missing_cfg_file or ""
     group, _, option = wanted.rpartition("/")
@@ -368,17 +368,17 @@ def _missing_option(error: MissingConfigException, configs: ConfigFiles) -> Prob
         if options:
             return no_option(of, name, options)
     hydras = Problem("", " ".join(str(error).partition("Config search path")[0].split()))
-    return _relative_choice(group.removeprefix("recipe/"), option, configs) or hydras
+    return _relative_choice(group.removeprefix("recipe/"), option, configs, choices) or hydras
 
 
-def _relative_choice(group: str, option: str, configs: ConfigFiles) -> Problem | None:
+def _relative_choice(group: str, option: str, configs: ConfigFiles, choices: Sequence[str]) -> Problem | None:
     """The problem of a recipe that has ``- model: mlp`` or ``- override model: mlp``.
 
     Without ``/``, Hydra looks below ``recipe``.
     """
     if group not in configs.groups():
         return None
-    for path in configs.recipe_files():
+    for path in _read_recipes(configs, choices):
         for n, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             got = re.match(rf"(\s*-\s*)(?:override\s+)?{re.escape(group)}\s*:\s*(.*?)\s*(?:#.*)?$", line)
             if got and (not option or option in got[2]):
@@ -388,7 +388,22 @@ def _relative_choice(group: str, option: str, configs: ConfigFiles) -> Problem |
     return None
 
 
-def _conflict(text: str, configs: ConfigFiles) -> Problem:
+def _read_recipes(configs: ConfigFiles, choices: Sequence[str]) -> Iterator[Path]:
+    """Yields the files of the chosen recipe and of the recipes that its defaults list includes.
+
+    Other files of their folders are not read, so the problem cannot be theirs.
+    """
+    names = [choice.partition("=")[2] for choice in choices if choice.startswith("recipe=")]
+    for name in names:  # grows while it is read
+        file = configs.file(f"recipe/{name}")
+        if file is not None:
+            yield file
+            text = file.read_text(encoding="utf-8", errors="replace")
+            included = re.findall(r"^\s*-\s*(?:/?recipe\s*:\s*)?([\w./-]+)\s*(?:#.*)?$", text, re.MULTILINE)
+            names += [other for other in included if other not in names]
+
+
+def _conflict(text: str, configs: ConfigFiles, choices: Sequence[str]) -> Problem:
     """The problem of files that cannot be merged."""
     # a recipe overrides an unknown group
     named = re.search(r"Could not override '([^'@]+)(?:@[^']*)?'", text)
@@ -396,7 +411,7 @@ def _conflict(text: str, configs: ConfigFiles) -> Problem:
         group = named[1].removeprefix("recipe/")
         if group in configs.groups():
             text = f"a recipe chooses options of the whole run; write override /{group} in its defaults"
-            return _relative_choice(group, "", configs) or Problem(group, text)
+            return _relative_choice(group, "", configs, choices) or Problem(group, text)
         return Problem(group, f"there is no such group{choice(group, configs.groups(), 'groups')}")
 
     # everything else in Hydra's words, with the path of the file

@@ -15,7 +15,8 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from launcher.errors import Problem
-from launcher.job.config_folders import CONF, RECIPES, shipped, short
+from launcher.job.config_folders import CONF, RECIPES, ConfigFiles, shipped, short
+from launcher.job.cures.keeps_meaning import overlap
 from launcher.job.hydra_compose import Layer
 from launcher.job.merge import RESOLVER, put
 from launcher.job.origins import Origin, Origins
@@ -42,6 +43,12 @@ SENDS = {
     "logger.trackio.space_id": "the run is sent there",
 }
 """Settings that choose where a run is sent, and the reason."""
+OF_THE_COMMAND = {
+    SETTING: "it decides which files are trusted",
+    "run_dir": "the request in that folder would be trusted",
+}
+"""Further settings that no axis of a sweep may have: an axis counts as typed in each cell."""
+OVER = "sweep.over"
 STAYS = {"logger.wandb.mode": "offline"}
 """The values of ``SENDS`` with which nothing is sent."""
 FROZEN = "request.yaml"
@@ -94,6 +101,20 @@ class Trust:
                 if self._of_file(data, key) and value != STAYS.get(key):
                     cure = paste(key, value) if isinstance(value, str) and "${" not in value else self._cure
                     yield Problem(key, f"{addresses(str(value))}: {reason}, and {self._why}", cure)
+            yield from self._of_axes(data)
+
+    def _of_axes(self, data: Mapping[str, Any]) -> Iterator[Problem]:
+        """Yields a problem for each axis of a sweep by which a file would set what it must not set."""
+        typed = dict(_axes(_value(self._users, OVER)))
+        for key, values in _axes(_value(data, OVER)):
+            axis = key.lstrip("+~")
+            if typed.get(key) == values or _chooses_options(axis, values):
+                continue
+            for setting, reason in (PROGRAMS | SENDS | OF_THE_COMMAND).items():
+                if overlap(axis, setting):
+                    shown = addresses(str(values))
+                    yield Problem(f"{OVER}.{key}", f"{shown}: {reason}, and {self._why}", self._cure)
+                    break
 
     def unsafe_interpolations(self) -> Iterator[Problem]:
         """Yields a problem for each text of the files that may read the environment."""
@@ -119,6 +140,22 @@ class Trust:
         return bool(value) and not same and value != _value(self._users, key)
 
 
+def _axes(over: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the key and the values of each axis, also if keys are nested."""
+    for key, values in over.items() if isinstance(over, Mapping) else ():
+        if isinstance(values, Mapping):
+            yield from _axes(values, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", values
+
+
+def _chooses_options(key: str, values: Any) -> bool:
+    """Returns true if the axis only chooses shipped options of a group."""
+    options = ConfigFiles().options(key) if "." not in key else ()
+    names = [word.strip() for word in values.split(",")] if isinstance(values, str) else values
+    return isinstance(names, list | tuple) and bool(names) and all(name in options for name in names)
+
+
 def _as_shipped(layer: Layer) -> bool:
     """Returns true for a shipped file in its own package: a defaults list can place it in another one."""
     folder = Path(os.path.realpath(layer.path)).parent
@@ -126,8 +163,8 @@ def _as_shipped(layer: Layer) -> bool:
 
 
 def _users(layers: Sequence[Mapping[str, Any]], typed: Sequence[Override]) -> dict[str, Any]:
-    """The sections of ``PROGRAMS`` and ``SENDS`` that the shipped ``layers`` and ``typed`` overrides set."""
-    sections = {key.partition(".")[0] for key in (*PROGRAMS, *SENDS, SETTING)}
+    """What the shipped ``layers`` and ``typed`` overrides set in the sections that are compared."""
+    sections = {key.partition(".")[0] for key in (*PROGRAMS, *SENDS, SETTING, OVER)}
     merged = OmegaConf.create({})
     for layer in layers:
         merged.merge_with({name: layer[name] for name in sections if name in layer})

@@ -60,11 +60,6 @@ class ResolvedRequest:
     def resolved(self) -> Resolved:
         return Resolved(self.job, vocabulary_from=self.vocabulary_from)
 
-    @property
-    def anew(self) -> bool:
-        """Returns true if existing results are ignored."""
-        return self.job.checkpoint.resume == "never"
-
 
 def resolve_request(request: Request, others: FollowerRanks | None, shown: bool = False) -> ResolvedRequest:
     """Resolves a request. Raises ``RequestError`` if the folder of an earlier start cannot be read.
@@ -130,8 +125,4 @@ def _done(job: Job, config: str, overrides: Sequence[str]) -> tuple[str, ...]:
     key, where = run_location(job)
     unwritable = run_folder.check_writable(where, key)
     refuse([p for p in [run_folder.check_entries(where)] if p])
-    return (
-        ()
-        if unwritable
-        else status_record.done(job.run_dir, overrides, config, job.checkpoint.resume == "never")
-    )
+    return () if unwritable else status_record.done(job, overrides, config)

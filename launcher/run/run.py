@@ -337,7 +337,7 @@ def _opened(settled: ResolvedRequest, others: FollowerRanks | None) -> Iterator[
 
 def _reopen(settled: ResolvedRequest, folder: Path) -> closing[status_record.RunStatus]:
     """The status of the run; it continues after the steps that earlier starts have done."""
-    return closing(status_record.reopen(folder, settled.overrides, settled.config, anew=settled.anew))
+    return closing(status_record.reopen(folder, settled.overrides, settled.job, settled.config))
 
 
 def _describe(ready: Prepared, command: Sequence[str], record: status_record.RunStatus) -> None:
@@ -366,9 +366,13 @@ def _remaining_phases(ready: Prepared, record: status_record.RunStatus) -> list[
     remaining = [phase for phase in ready.plan.phases if not set(phase.steps) <= set(record.steps)]
     if record.before == "running":
         say(f"the previous start of this run was killed: {record.run}")
+    for line in record.lost:
+        say(line)
     if not remaining:
         if record.before != "done":
             record.say("done")
+        for file in write_layout_files.write_lost(ready.settled.job, ready.plan, record.run):
+            say(f"{file} no longer exists, so it is written again")
         say(f"already done: {record.run}")
     return remaining
 

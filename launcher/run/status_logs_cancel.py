@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from launcher.checkpoint.store import complete_ones, latest
 from launcher.console import say
 from launcher.errors import DONE, Problem, RequestError, RunError, error_text, printable
 from launcher.plan.values.text import bytes_text, many, scaled, seconds_text
@@ -132,13 +133,20 @@ def _status(run: Path, status: dict[str, Any]) -> Iterator[str]:
     """The progress, what Slurm reports of the job, and the newest checkpoint."""
     state, manifest = status.get("status"), _manifest(run)
     yield from (f"{run}: {line}" if n == 0 else line for n, line in enumerate(progress(run)))
-    saved = sorted(p.name for p in (run / "checkpoints").glob("step-*"))
-    if saved:
-        yield f"newest checkpoint: {saved[-1]}"
+    if (newest := _newest(run / "checkpoints")) is not None:
+        yield f"newest checkpoint: {newest.name}"
     if (number := _job(run, status)) is not None:
         yield f"job {number} of Slurm: {_slurm_state(number)}"
     if manifest is not None and state in (*ALIVE, WRITTEN):
         yield f"a job of Kubernetes; its state: {_asks(manifest)}"
+
+
+def _newest(checkpoints: Path) -> Path | None:
+    """The newest complete checkpoint; if its MAC cannot be verified here, the one of the highest step."""
+    try:
+        return latest(checkpoints)
+    except (ValueError, OSError):
+        return next(iter(complete_ones(checkpoints)), None)
 
 
 def _logs(run: Path, status: dict[str, Any]) -> Iterator[str]:

@@ -21,6 +21,7 @@ from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.plan.show.plan_json import as_json
 from launcher.plan.show.text import text
+from launcher.run.lost_outputs import steps_to_repeat
 from launcher.run.plan_pictures import pictures
 from launcher.runtime import code_versions, run_folder
 from launcher.runtime.cluster import launch_env
@@ -34,8 +35,9 @@ _log = logging.getLogger(__name__)
 class RunStatus:
     """The state of a run, written after every change. ``steps``: the finished steps; ``results``: theirs.
 
-    ``before``: how the previous start ended; ``running`` if it was killed. The status is written through a
-    descriptor of ``run``, as the folder may be moved and replaced during the run; ``close`` closes it.
+    ``before``: how the previous start ended; ``running`` if it was killed. ``lost``: lines on outputs of
+    earlier starts that no longer exist. The status is written through a descriptor of ``run``, as the folder
+    may be moved and replaced during the run; ``close`` closes it.
     """
 
     run: Path
@@ -44,6 +46,7 @@ class RunStatus:
     results: dict[str, Any] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
     before: str | None = None
+    lost: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._opened: int | None = None
@@ -92,14 +95,19 @@ class RunStatus:
         return round(time.monotonic() - self.began, 1)
 
 
-def reopen(run: Path, overrides: Sequence[str], config: str, anew: bool) -> RunStatus:
-    """The record of ``run``; a second start with the same configuration continues after the done steps."""
+def reopen(run: Path, overrides: Sequence[str], job: Job, config: str) -> RunStatus:
+    """The record of ``run``; a second start with the same configuration continues after the done steps.
+
+    Done steps whose outputs no longer exist are left out.
+    """
     record = RunStatus(run, tuple(map(redact.identity, overrides)))
     recorded = run_folder.read_status(run)
     record.before = None if recorded is None else recorded.get("status")
-    if anew or recorded is None or config_of(run) != config:
+    if job.checkpoint.resume == "never" or recorded is None or config_of(run) != config:
         return record
-    record.steps, record.results = tuple(recorded.get("steps", ())), dict(recorded.get("metrics") or {})
+    steps, record.results = tuple(recorded.get("steps", ())), dict(recorded.get("metrics") or {})
+    repeated, record.lost = steps_to_repeat(job, run, steps, record.results)
+    record.steps = tuple(name for name in steps if name not in repeated)
     return record
 
 
@@ -127,11 +135,11 @@ def _reads(file: Path) -> str | None:
         return None
 
 
-def done(run_dir: str | None, overrides: Sequence[str], config: str, anew: bool) -> tuple[str, ...]:
-    """The steps that are already done in ``run_dir``; writes nothing there."""
-    if run_dir is None:
+def done(job: Job, overrides: Sequence[str], config: str) -> tuple[str, ...]:
+    """The steps that are already done in the folder of ``job``; writes nothing there."""
+    if job.run_dir is None:
         return ()
-    with closing(reopen(Path(run_dir), overrides, config, anew)) as record:
+    with closing(reopen(Path(job.run_dir), overrides, job, config)) as record:
         return record.steps
 
 

@@ -252,7 +252,11 @@ def _alone(
     """``f`` with its cure or a corrected one that causes no new problem; else its text says why none does."""
     if not f.problem.cure:
         return f
-    bare = bare | {g.key_and_text for g in listed if g is not f and _same_word(f, g)}
+    same = [g for g in listed if g is not f and _same_word(f, g)]
+    bare = bare | {g.key_and_text for g in same}
+    listed = [
+        g for g in listed if all(g is not other for other in same)
+    ]  # their placeholders would replace it
     new = _new(_mended(words, listed, (f,), 1), bare, see)
     if not new:
         return f

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +80,15 @@ def write(job: Job, plan: Plan, run: Path) -> None:
     if (path := par.group_file) is not None:
         for name, rank in _each(path, plan):
             _write(name, run, _group_file(plan, rank, path))
+
+
+def write_lost(job: Job, plan: Plan, run: Path) -> list[Path]:
+    """Writes the files again if any of a finished run has been deleted; returns those."""
+    named = [name for _, path in _named(job) for name, _ in _each(path, plan)]
+    lost = [file for name in named if not os.path.lexists(file := Path(place(name, str(run))))]
+    if lost:
+        write(job, plan, run)
+    return lost
 
 
 RANK = "{rank}"

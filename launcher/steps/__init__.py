@@ -23,7 +23,7 @@ from launcher.job.schema.steps import Step
 from launcher.optional import opened
 from launcher.plan.verbs import verb
 
-__all__ = ["file_checks", "on_files", "on_ranks", "rank_entry_points", "sent_to_ranks"]
+__all__ = ["export", "file_checks", "on_files", "on_ranks", "rank_entry_points", "sent_to_ranks", "transform"]
 
 
 def module(step: Step) -> Any:

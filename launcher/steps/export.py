@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -56,7 +57,7 @@ from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import bytes_text, many
 from launcher.plan.verbs import EXPORTED
 from launcher.steps import transform
-from launcher.steps.file_checks import FileChecks, Kind, RunFiles
+from launcher.steps.file_checks import FileChecks, Kind, RunFiles, RunPaths
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -94,7 +95,7 @@ def _tokenizer(path: Path, job: Job) -> tuple[str, ...]:
     if job.data.tokenizer_file is None:
         return ()  # bytes, or bpe of the text: transformers reads neither
     used = Path(job.data.tokenizer_file)
-    if used.name != "tokenizer.json" or (used.is_file() and used.parent.samefile(path)):
+    if used.name != "tokenizer.json" or os.path.realpath(used.parent) == os.path.realpath(path):
         return _there(path, TOKENIZER)
     return _there(used.parent, TOKENIZER)
 
@@ -214,7 +215,7 @@ def plan_problems(step: Export, at: FileChecks, plan: Plan) -> list[Problem]:
     if at.shown or elsewhere:
         return []
     if step.src is not None:
-        return [*_of_another_model(step, at, plan)]
+        return [*_of_another_model(step, at, plan), *_unmerged(step, at, plan)]
     step = with_defaults(step, at.job)
     problems = at.problems("names", lambda: check_names(step, at.job, "the run", strategy_of_plan(plan)))
     return [*problems, *_unmerged(step, at, plan)]
@@ -393,7 +394,7 @@ def _tolerance(step: Export, job: Job) -> float:
     return max(ROUNDING.get(name, EXACT) for name in (COMPUTE[job.train.precision], written))
 
 
-def export_folder(run: RunFiles) -> Path:
+def export_folder(run: RunPaths) -> Path:
     """The path that this step writes to; each step has its own."""
     step, other = _step(run), run.suffix(EXPORTED)
     if step.path:
@@ -503,7 +504,7 @@ def _with_base(run: RunFiles, adapters: Mapping[str, Tensor]) -> Mapping[str, Te
     return {n: unpacked(b) for n, b in blobs.items() if n not in adapters} | dict(adapters)
 
 
-def _step(run: RunFiles) -> Export:
+def _step(run: RunPaths) -> Export:
     step = run.job.steps[run.name]
     assert isinstance(step, Export)
     return with_defaults(step, run.job)

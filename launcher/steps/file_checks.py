@@ -170,15 +170,12 @@ def best(checkpoints: Path, trust: Trust) -> Path:
 
 
 @dataclass(frozen=True)
-class RunFiles:
-    """Files of the run in ``folder``; ``name``: the step's; ``figures``: results of earlier steps."""
+class RunPaths:
+    """The places of the run in ``folder`` where the step ``name`` reads and writes."""
 
     name: str
     job: Job
-    plan: Plan
     folder: Path
-    figures: Mapping[str, float]
-    say: Callable[[str], None]
 
     @property
     def trust(self) -> Trust:
@@ -219,3 +216,12 @@ class RunFiles:
         """A suffix that separates this step's output from that of the first step that leaves ``thing``."""
         first = next(n for n, s in self.job.steps.items() if VERBS[s.kind].leaves == thing)
         return "" if self.name == first else f"-{self.name}"
+
+
+@dataclass(frozen=True)
+class RunFiles(RunPaths):
+    """The same with all that the step needs to run; ``figures``: the results of earlier steps."""
+
+    plan: Plan
+    figures: Mapping[str, float]
+    say: Callable[[str], None]

@@ -25,7 +25,7 @@ def run(
     out: dict[str, Any] = {}
     for name in names:
         step = job.steps[name]
-        files = RunFiles(name, job, plan, folder, figures={**results, **out}, say=say)
+        files = RunFiles(name, job, folder, plan, figures={**results, **out}, say=say)
         try:
             out |= module(step).run_on_files(step, files)
         except (ValueError, OSError) as error:

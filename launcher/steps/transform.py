@@ -31,7 +31,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.resolve.encryption import ANYONE, Trust
 from launcher.plan.values.text import bytes_text, many
 from launcher.plan.verbs import TRANSFORMED, reads_best
-from launcher.steps.file_checks import FileChecks, RunFiles
+from launcher.steps.file_checks import FileChecks, RunFiles, RunPaths
 
 PREFIX = "checkpoint_"
 """The default prefix of rank file names."""
@@ -108,7 +108,7 @@ def run_on_files(step: Transform, run: RunFiles) -> dict[str, float]:
     return {}
 
 
-def written(run: RunFiles) -> Path:
+def written(run: RunPaths) -> Path:
     """The path that this step writes to; each step has its own."""
     step = run.job.steps[run.name]
     assert isinstance(step, Transform)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,12 @@ def test_a_checkpoint_that_an_outdated_latest_file_does_not_list_is_the_newest(t
     saved(tmp_path, 9)  # the same step as before, at another time
     (tmp_path / "latest").write_text(before)
     assert latest(tmp_path) == step_folder(tmp_path, 4)
+
+
+def test_checkpoints_of_an_earlier_training_do_not_take_the_place_of_deleted_ones(tmp_path: Path) -> None:
+    """A run that began anew must not resume from the weights that it was told to leave."""
+    saved(tmp_path, 6, 9, 2)  # the run was started again, and saved step 2
+    shutil.rmtree(step_folder(tmp_path, 2))
+    assert latest(tmp_path) is None
+    saved(tmp_path, 3)
+    assert latest(tmp_path) == step_folder(tmp_path, 3)

@@ -424,3 +424,15 @@ def test_steps_cannot_be_deleted(word):
     text = f"{word.removeprefix('steps=')}: list the steps, in order; [] runs none"
     assert (problem.key, problem.text, problem.cure) == ("steps", text, "steps=[]")
     assert not compose(["steps=[]"]).job.steps
+
+
+def test_the_list_of_another_recipe_in_the_same_folder_is_not_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The files of a folder are read by name; only the chosen recipe and those that it includes can be wrong."""
+    monkeypatch.chdir(tmp_path)
+    for name, listed in {"a": "model: mlp", "b": "override model: mlp", "c": "b"}.items():
+        Path(f"{name}.yaml").write_text(f"defaults:\n  - {listed}\n")
+    for chosen, wrong in {"a": "a", "b": "b", "c": "b"}.items():
+        assert main([f"recipe={chosen}.yaml", "show=plan"]) == 2
+        assert f"\n  {wrong}.yaml:2:5: a recipe chooses options of the whole run; " in capsys.readouterr().err

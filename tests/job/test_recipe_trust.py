@@ -357,3 +357,39 @@ def test_the_plan_says_what_code_a_recipe_brings(here):
 
 def test_trust_from_the_command_line_is_not_saved(here):
     assert compose(["security.recipe=trusted"]).job.security.recipe == "auto"
+
+
+AXES = {
+    "packages": ("security.allow: [[mine]]", "security.allow"),
+    "packages, as text": ("security.allow: '[mine],[yours]'", "security.allow"),
+    "packages, with a mark": ("+security.allow: [[mine]]", "+security.allow"),
+    "nested keys": ("security: {allow: [[mine]]}", "security.allow"),
+    "a group around it": ("launch.slurm: [{setup: [id]}]", "launch.slurm"),
+    "a section around it": ("launch: [{slurm: {setup: [id]}}]", "launch"),
+    "trust": ("security.recipe: [trusted]", "security.recipe"),
+    "a place": ("logger.mlflow.tracking_uri: [http://there]", "logger.mlflow.tracking_uri"),
+    "a run folder": ("run_dir: [theirs]", "run_dir"),
+}
+
+
+@pytest.mark.parametrize(("axis", "key"), AXES.values(), ids=AXES)
+@pytest.mark.parametrize("behind", [False, True], ids=["", "behind a name"])
+def test_an_axis_of_a_sweep_brings_nothing_that_the_recipe_must_not_bring(here, axis, key, behind):
+    """The value of an axis is an override of its cell, so it would count as typed."""
+    over = (
+        f"{{over: '${{parallel.operators}}'}}\nparallel: {{operators: {{{axis}}}}}"
+        if behind
+        else f"{{over: {{{axis}}}}}"
+    )
+    path = write(here.parent / "there", f"sweep: {over}")
+    text, cure = refused([f"recipe={path}"])[f"sweep.over.{key}"]
+    assert text.endswith(f", and {path} is outside of the current folder")
+    assert cure == "security.recipe=trusted"
+
+
+def test_an_axis_may_vary_other_settings_and_choose_shipped_options(here):
+    path = write(
+        here.parent / "there", "sweep: {over: {optim.lr: [0.1, 0.2], launch: [cpu, auto], logger: 'csv,plain'}}"
+    )
+    assert refused([f"recipe={path}"]) == {}
+    assert refused([f"recipe={path}", "sweep.over={security.allow: [[mine]]}"]) == {}

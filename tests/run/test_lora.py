@@ -110,6 +110,20 @@ def test_another_alpha_is_another_model_and_a_tied_weight_is_not_merged(
     assert "try:    steps.export.lora=separate" in err
 
 
+def test_a_tied_weight_of_a_finished_run_is_not_merged_either(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The embedding would get the head's adapter too: another model than the one that was trained."""
+    head = "model.lora={rank: 4, alpha: 8, modules: head}"
+    words = [*TINY, f"run_dir={tmp_path}/run", *shape(), "train.steps=1", head]
+    assert main([*words, "steps=[train,save]"]) == 0
+    checkpoint = tmp_path / "run/checkpoints/step-000001"
+    for named in ([], [f"steps.export.src={checkpoint}"]):
+        assert main([*words, "steps=[export]", *named]) == 2
+        assert "merged: head.weight shares its tensor with embed.weight" in capsys.readouterr().err
+    assert main([*words, "steps=[export]", "steps.export.lora=separate"]) == 0
+
+
 def test_an_adapter_that_no_forward_calls_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = "model={_target_: tests.run.own.Bypassed, vocab: 64, dim: 16, lora: {rank: 2, alpha: 2, modules: '*'}}"
     assert main([*TINY[2:], own, "security.allow=[tests]", f"run_dir={tmp_path}/run", *shape(), "train.steps=1"]) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from launcher.__main__ import OF_A_RUN, main
+from launcher.checkpoint.store import point
 from launcher.job.compose import compose
 from launcher.run.run import run_job
 from launcher.runtime.run_folder import locked, write_status
@@ -54,6 +56,24 @@ def test_status_prints_progress_and_the_newest_checkpoint(done: Path, capsys: py
         "newest checkpoint: step-000003\n",
         said,
     )
+
+
+def test_the_newest_checkpoint_is_complete_and_that_of_the_last_training(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file ``latest`` decides, as for a run that resumes, and neither the names nor unfinished folders."""
+    run = tmp_path / "copy"
+    shutil.copytree(done, run)
+    for name in ("step-000009", "step-000004.partial"):
+        (run / "checkpoints" / name).mkdir()
+    assert answer(["status", str(run)], capsys)[1].endswith("\nnewest checkpoint: step-000003\n")
+
+    first, again = run / "checkpoints/step-000003", run / "checkpoints/step-000001"
+    shutil.copytree(first, again)
+    point(again, None)  # a training that began anew
+    assert answer(["status", str(run)], capsys)[1].endswith("\nnewest checkpoint: step-000001\n")
+    shutil.rmtree(again)
+    assert "newest checkpoint" not in answer(["status", str(run)], capsys)[1]
 
 
 def test_a_run_that_nobody_holds_was_killed(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,10 +356,9 @@ def test_every_form_of_a_slurm_job_number_is_cancelled(
 
 def test_no_terminal_obeys_what_somebody_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_status(tmp_path, status="\x1b[31mred\x07", error="\x9b1m")
-    (tmp_path / "checkpoints/step-\x1b[31m").mkdir(parents=True)
     code, said = answer(["status", str(tmp_path)], capsys)
     assert code == 0
-    assert said == f"{tmp_path}: \\x1b[31mred\\x07: \\x9b1m\nnewest checkpoint: step-\\x1b[31m\n"
+    assert said == f"{tmp_path}: \\x1b[31mred\\x07: \\x9b1m\n"
 
 
 @pytest.mark.parametrize("name", ["status", "cancel"])

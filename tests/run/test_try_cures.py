@@ -179,3 +179,12 @@ def test_keys_typed_beside_a_wrong_key_are_not_reported_as_missing(typed: str, k
     """A placeholder for the wrong key once replaced everything that was typed."""
     error = refused((*BASE, "model=lm_tiny", "model.vocab_size=64", typed))
     assert sorted(p.key for p in error.problems) == [f"model.lora.{key}" for key in keys]
+
+
+def test_each_cure_of_a_word_with_several_problems_passes_alone() -> None:
+    """The first one was tried below a placeholder for the others, so it lacked ``launch.nproc``."""
+    words = ("recipe=lm_single", "launch.nproc=3", "parallel.grid.tp=3", "model.layers=1", "operators=megatron")
+    error = refused(words)
+    assert {p.cure for p in error.problems} == {"parallel.grid.tp=2 launch.nproc=4"}
+    for problem in error.problems:
+        check_words(pasted(words, problem, error.origins[problem]))

@@ -6,7 +6,9 @@ import pytest
 from launcher.checkpoint.manifest import NoManifest
 from launcher.errors import Problem
 from launcher.job.compose import compose
+from launcher.job.schema.steps import Export
 from launcher.steps import module
+from launcher.steps.export import with_defaults
 from launcher.steps.file_checks import FileChecks, no_manifest
 from tests.checkpoint.saving import filled, save, small
 
@@ -99,3 +101,13 @@ def test_a_folder_of_runs_is_no_checkpoint_and_the_cure_names_their_newest(tmp_p
         assert no_manifest("steps.load.path", NoManifest(folder)) == Problem("steps.load.path", text, cure)
     nothing = NoManifest(tmp_path / "mlp/0001/checkpoints/step-000002/rank_0")
     assert no_manifest("steps.load.path", nothing) == Problem("steps.load.path", str(nothing))
+
+
+def test_a_model_folder_that_does_not_exist_is_no_traceback_of_the_export(tmp_path: Path) -> None:
+    """The tokenizer of the data may be elsewhere; ``model.path`` has its own check."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    words = ["model=hf", f"model.path={tmp_path}/nope", "data=text", "data.tokenizer=file", "data.vocab_size=300"]
+    job = compose([*words, f"data.tokenizer_file={tmp_path}/tokenizer.json", "steps=[train,save,export]"]).job
+    export = job.steps["export"]
+    assert isinstance(export, Export)
+    assert with_defaults(export, job).beside == (f"{tmp_path}/tokenizer.json",)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 from launcher.data import text_tokenizer
 from launcher.data.bounded_tokenizer import TokenizerError
@@ -27,7 +28,7 @@ from launcher.data.chat.conversation_files import (
     read_rows,
 )
 from launcher.data.chat.template import TOTAL, TemplateLimit
-from launcher.data.chat.tokens import FIT, SKIP, sample_takes
+from launcher.data.chat.tokens import FIT, SKIP, fitted, sample_takes
 from launcher.data.file_kinds import BadFile
 from launcher.data.limited_child import ChildFailed, LimitExceeded, in_child
 from launcher.errors import Problem, error_text
@@ -132,10 +133,11 @@ def _trained_text(settings: Chat, by: ChatTokenizer) -> str:
     try:
         for row in islice(read_rows(settings, settings.path), ROWS_CHECKED):
             try:
-                text = by.trained_text(*_labeled(by, row))
-                return f"in {Path(row.place).name} the model is trained on {text}"
+                made = fitted(settings, _labeled(by, row))
             except BadRow:
                 continue
+            if made is not None:
+                return f"in {Path(row.place).name} the model is trained on {by.trained_text(*made)}"
     except (BadFile, OSError):
         return ""  # the checks of the data report these errors
     return ""
@@ -173,6 +175,7 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
     if by is None:
         return
     bad = []
+    long = []
     endless: list[tuple[DataRow, str]] = []
     ends = False
     for row in first[:ROWS_CHECKED]:
@@ -194,12 +197,13 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
                 return
             bad.append(why)
             continue
-        if settings.too_long == "error" and len(ids) > settings.seq_len + 1:
-            most = sample_takes(settings.seq_len)
-            yield Problem(
-                "data.seq_len", f"{row.place}: {len(ids)} tokens; {most}; {FIT}", "data.too_long=cut"
-            )
-            return
+        if len(ids) > settings.seq_len + 1:
+            too_long = f"{row.place}: {len(ids)} tokens; {sample_takes(settings.seq_len)}"
+            if settings.too_long == "error":
+                yield Problem("data.seq_len", f"{too_long}; {FIT}", _way_to_fit(settings, by, first))
+                return
+            if fitted(settings, (ids, counted)) is None:
+                long.append(too_long)
     if endless and not ends:
         row, text = endless[0]
         why = "no trained turn ends with a special token, so the model would never learn to stop"
@@ -207,3 +211,17 @@ def _of_path(settings: Chat, by: ChatTokenizer | None, key: str, paths: Paths | 
         yield Problem("data.template", f"{why}: in {row.place} it is trained on {text}; {way}")
     if len(bad) == len(first):
         yield Problem(key, f"none of its rows can be trained on: {bad[0]}")
+    elif len(bad) + len(long) == len(first):
+        why = f"data.too_long={settings.too_long} leaves no token to train on: {long[0]}"
+        yield Problem("data.seq_len", f"{settings.seq_len}: {why}")
+
+
+def _way_to_fit(settings: Chat, by: ChatTokenizer, rows: Sequence[DataRow]) -> str:
+    """Returns an override of ``data.too_long`` with which a row of ``rows`` remains; empty if none does."""
+    made = [_labeled(by, row) for row in rows if _usable(by, row)]
+    ways: tuple[Literal["cut", "skip"], ...] = ("cut", "skip")
+    for way in ways:
+        fit = settings.model_copy(update={"too_long": way})
+        if any(fitted(fit, one) is not None for one in made):
+            return f"data.too_long={way}"
+    return ""

@@ -95,6 +95,20 @@ class TokenizedConversations:
         return len(self.ends)
 
 
+def fitted(settings: Chat, made: Labeled) -> Labeled | None:
+    """Cuts a conversation to the length of a sample; ``None`` if it is left out instead.
+
+    That is so if ``data.too_long`` is skip, and if the cut leaves no token to train on.
+    """
+    ids, counted = made
+    room = settings.seq_len + 1
+    if len(ids) <= room:
+        return made
+    if settings.too_long == "skip" or not counted[1:room].any():
+        return None
+    return ids[:room], counted[:room]
+
+
 def labeled(
     settings: Chat, by: ChatTokenizer, some: Iterable[DataRow], counts: RowCounts
 ) -> Iterator[Labeled]:
@@ -106,10 +120,11 @@ def labeled(
             if len(ids) > room:
                 if settings.too_long == "error":
                     raise BadFile(f"{row.place}: {len(ids)} tokens; {sample_takes(settings.seq_len)}; {FIT}")
-                if settings.too_long == "skip" or not counted[1:room].any():
+                short = fitted(settings, (ids, counted))
+                if short is None:
                     counts.long += 1
                     continue
-                ids, counted = ids[:room], counted[:room]
+                ids, counted = short
                 counts.cut += 1
             if not counted[1:].any():
                 raise BadRow("it has no assistant tokens to train on")

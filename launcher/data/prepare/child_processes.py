@@ -33,13 +33,6 @@ class Encode:
 
 
 @dataclass(frozen=True)
-class EncodeLines:
-    """Encodes text line by line, as ``data=text`` does. Answer: ``Encoded``."""
-
-    data: bytes
-
-
-@dataclass(frozen=True)
 class TrainTokenizer:
     """Trains BPE on the documents of ``blocks``. Answer: the content of tokenizer.json."""
 
@@ -101,9 +94,7 @@ def train(crew: Workers, task: TrainTokenizer | TrainText) -> str:
     return tokenizer
 
 
-def encode(
-    crew: Workers, recipe: Recipe, tasks: Iterable[tuple[K, Encode | EncodeLines]]
-) -> Iterator[tuple[K, Encoded]]:
+def encode(crew: Workers, recipe: Recipe, tasks: Iterable[tuple[K, Encode]]) -> Iterator[tuple[K, Encoded]]:
     """Yields the key of each task and its answer, in order. It reads only a few tasks ahead."""
     keyed, again = tee(tasks)
     answers = crew.map(partial(_encoded, recipe), (task for _, task in again))
@@ -118,10 +109,8 @@ def _encoder(recipe: Recipe) -> Encoder:
     return encoder
 
 
-def _encoded(recipe: Recipe, task: Encode | EncodeLines) -> Encoded:
+def _encoded(recipe: Recipe, task: Encode) -> Encoded:
     encoder = _encoder(recipe)
-    if isinstance(task, EncodeLines):
-        return Encoded(encoder.lines(task.data.decode()), 0, [])
     block = documents(task.kind, task.data, task.field, task.first)
     whole_documents = task.kind != "text"
     tokens = encoder(block.texts, end=whole_documents or task.ends)

@@ -10,6 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from launcher.data.file_kinds import BadFile
 from launcher.data.prepare.corpus_formats import LINES, CorpusFile, packing_errors, unpacked
 from launcher.data.prepare.tables import LONGEST as LONGEST_TEXT
@@ -89,6 +92,17 @@ def text_split_point(data: bytes) -> int:
     while end > 1 and end > len(data) - 4 and data[end - 1] & 0xC0 == 0x80:
         end -= 1
     return end - 1 if end > 1 and data[end - 1] >= 0xC0 else len(data)
+
+
+def text_pieces(text: NDArray[np.uint8]) -> Iterator[bytes]:
+    """Splits a text of any length into pieces of at most ``BLOCK`` bytes, as ``blocks`` splits a file."""
+    at = 0
+    while len(text) - at >= BLOCK:
+        piece = text[at : at + BLOCK].tobytes()
+        piece = piece[: text_split_point(piece)]
+        yield piece
+        at += len(piece)
+    yield text[at:].tobytes()
 
 
 _LETTER, _LINE, _WORD = (

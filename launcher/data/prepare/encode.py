@@ -51,11 +51,6 @@ class Encoder:
             [np.zeros(0, np.uint32), *(self._batch(batch, end) for batch in _batches(texts))]
         )
 
-    def lines(self, text: str) -> NDArray[np.uint32]:
-        """Encodes a text line by line."""
-        assert self._tokenizer is not None
-        return text_tokenizer.encode(self._tokenizer, text, self._file).astype(np.uint32)
-
     def _batch(self, batch: list[tuple[str, bool]], end: bool) -> NDArray[np.uint32]:
         """Encodes pieces; the flag of a piece says whether its text ends there."""
         parts = []

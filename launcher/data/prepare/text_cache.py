@@ -17,10 +17,10 @@ from tokenizers import Tokenizer
 
 from launcher.data import text_files, text_tokenizer
 from launcher.data.prepare import lock, shard_record
-from launcher.data.prepare.child_processes import EncodeLines, TrainText, cores, encode, encoders, train
+from launcher.data.prepare.child_processes import Encode, TrainText, cores, encode, encoders, train
 from launcher.data.prepare.corpus_digest import content_digest
 from launcher.data.prepare.corpus_formats import CorpusFile
-from launcher.data.prepare.documents import BLOCK, Position
+from launcher.data.prepare.documents import Position, text_pieces
 from launcher.data.prepare.encode import Recipe
 from launcher.data.prepare.prepare import writing
 from launcher.data.prepare.progress import Progress, ProgressReporter
@@ -28,7 +28,7 @@ from launcher.data.tokens.formats import TokenWriter, mapped, token_file
 from launcher.job.schema.data import Chat, Text
 from launcher.job.schema.job import Job
 
-VERSION = 3  # the version of the cached tokens' format
+VERSION = 4  # the version of the cached tokens' format
 TRAIN, VAL = "train.tokens", "val.tokens"
 FOLDER = "tokens"  # a hidden folder next to the runs, or a folder in the run's folder
 
@@ -133,15 +133,7 @@ def _make(
     shard_record.publish(folder, final, {"version": VERSION, "text": str(path)})
 
 
-def _tasks(part: NDArray[np.uint8]) -> Iterator[tuple[int, EncodeLines]]:
-    """Yields tasks of complete lines, about ``BLOCK`` bytes each, with their number of bytes."""
-    at = 0
-    while at < len(part):
-        end = min(at + BLOCK, len(part))
-        while end < len(part) and part[end - 1] != _NEWLINE:
-            end += 1
-        yield end - at, EncodeLines(part[at:end].tobytes())
-        at = end
-
-
-_NEWLINE = 0x0A
+def _tasks(part: NDArray[np.uint8]) -> Iterator[tuple[int, Encode]]:
+    """Yields a task for each piece of the text, with its number of bytes."""
+    for piece in text_pieces(part):
+        yield len(piece), Encode("text", piece, field="", first=False, ends=False)

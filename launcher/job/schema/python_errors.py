@@ -113,6 +113,12 @@ def reason(detail: ErrorDetails) -> str:
         return f"should be {context['expected']}"
     if kind == "value_error":
         return str(context["error"])
+    if kind == "union_tag_not_found":
+        which = "a name, or with _target_" if context["discriminator"] == "_kind()" else "a kind"
+        return f"should be a group of keys with {which}"
+    if kind == "union_tag_invalid":
+        tags = context["expected_tags"].replace("'", "").replace(", _target_", "")
+        return f"unknown choice {context['tag']!r}; should be one of {tags}"
     text: str = detail["msg"]
     bounds = {name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()}
     return WORDS[kind].format(**bounds) if kind in WORDS else text[:1].lower() + text[1:]

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, processors
 
 from launcher.__main__ import main
 from launcher.data.chat import tokens
+from launcher.data.chat.checks import check_first_rows, trained_text
 from launcher.data.chat.samples import open_chat
 from launcher.data.prepare.progress import ProgressReporter
 from launcher.job.schema.data import Chat
@@ -122,6 +123,32 @@ def test_a_conversation_that_is_too_long_is_cut_or_skipped(tokenizer: Tokenizer,
     assert data.inputs(np.array([0]))[0][0].tolist() == inputs[:length]
     assert data.targets(np.array([0]))[0].tolist() == targets[:length]
     assert len(open_chat(short.model_copy(update={"too_long": "skip"})).train) == 1
+
+
+def _bytes_of(tmp_path: Path, seq_len: int, too_long: str) -> Chat:
+    """Two conversations as bytes: the assistant's first turn begins at token 58 of the first, 55 of the second."""
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(messages(t)) + "\n" for t in (TURNS, TURNS[2:])))
+    return Chat.model_validate(
+        {"name": "chat", "path": str(tmp_path / "rows.jsonl"), "seq_len": seq_len, "too_long": too_long}
+    )
+
+
+@pytest.mark.parametrize(("seq_len", "cure"), [(20, ""), (55, "data.too_long=cut"), (60, "data.too_long=cut")])
+def test_a_way_to_fit_is_one_that_leaves_tokens_to_train_on(tmp_path: Path, seq_len: int, cure: str) -> None:
+    (problem,) = check_first_rows(_bytes_of(tmp_path, seq_len, "error"))
+    assert (problem.key, problem.cure) == ("data.seq_len", cure)
+
+
+@pytest.mark.parametrize("too_long", ["cut", "skip"])
+def test_a_length_that_leaves_no_token_to_train_on_is_refused_before_the_start(tmp_path: Path, too_long: str) -> None:
+    (problem,) = check_first_rows(_bytes_of(tmp_path, 20, too_long))
+    why = f"20: data.too_long={too_long} leaves no token to train on: {tmp_path}/rows.jsonl:1: "
+    assert problem.text.startswith(why)
+    assert trained_text(_bytes_of(tmp_path, 20, too_long)) == ""
+
+
+def test_the_plan_shows_what_is_left_of_a_conversation_that_is_cut(tmp_path: Path) -> None:
+    assert trained_text(_bytes_of(tmp_path, 61, "cut")) == "in rows.jsonl:1 the model is trained on 'Hell'"
 
 
 def test_held_out_conversations_are_the_last_ones(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -152,3 +152,21 @@ def test_a_list_where_a_group_of_keys_is_meant_is_no_list_of_candidates(key, giv
     assert str(caught.value) == text
     data["parallel"][key] = [{}]
     assert Job.model_validate(data).search.over == {f"parallel.{key}": ({},)}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("data", None, "data: None: should be a group of keys with a name, or with _target_"),
+        ("loss", {"name": "focal"}, "loss: {'name': 'focal'}: unknown choice 'focal'; should be one of "
+                                    "cross_entropy, mse, bce"),
+        ("metrics", ["f1"], "metrics: item [0] = {'name': 'f1'}: unknown choice 'f1'; should be one of accuracy, "
+                            "top_k, perplexity, bits_per_byte"),
+    ],
+)  # fmt: skip
+def test_an_option_that_does_not_exist_is_named_with_those_that_do(key: str, value: Any, text: str) -> None:
+    """In words of a recipe, not in those of the library that checks it."""
+    data = compose(["recipe=lm_single"]).job.model_dump(mode="json", by_alias=True)
+    with pytest.raises(RequestError) as caught:
+        Job.model_validate(data | {key: value})
+    assert str(caught.value) == text
