@@ -38,6 +38,8 @@ All tolerances are relative to the largest value, because kernels may round othe
 """
 STEP = 0.02
 """Weights are moved by this much, because a weight that starts at zero hides all that it multiplies."""
+LARGER = 3.0
+"""Weights become so much larger for another try: some bounds are passed by large numbers only."""
 ROUGHER = 10
 """A gradient may differ by this factor more than an output, because it passes twice as many operations."""
 OUTPUT, GRADIENT = "its output for a sample", "the gradient of a sample"
@@ -136,7 +138,7 @@ def numbers_if_too_large(model: nn.Module) -> int:
     """Return the number of elements of a model that is too large to try, else 0.
 
     A try computes in float64 with two copies of the model, which take 256 MB for ``FEW`` elements. It runs
-    about 15 forwards of 8 samples, and 6 more with their backwards if the model has its own backward. If the
+    about 20 forwards of 8 samples, and 6 more with their backwards if the model has its own backward. If the
     model counts its forwards, all of this runs again for each of ``AGES``.
     """
     numbers = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
@@ -192,10 +194,67 @@ def _mixing(model: nn.Module, xs: list[Tensor], wide: bool) -> str | None:
         with mode, FixedDraws(wide) as drawn:
             mixed = _compare(model, xs, drawn)
             if mixed == "":
-                return _later(model, xs, drawn)
+                return _in_extremes(model, xs, drawn) or _later(model, xs, drawn)
             if mixed is not None:
                 return mixed
     return None
+
+
+def _in_extremes(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str:
+    """Return what ``mixing`` does, for samples that mix only in some batches, or with other weights.
+
+    An expert with much room is full only if most tokens choose it, as equal tokens do. A bound on a number
+    of the whole batch is passed only by large numbers.
+    """
+    for larger, inputs in ((1.0, [_one_position(x) for x in xs]), (LARGER, xs)):
+        with suppress(Exception):  # the model's code may not allow such inputs
+            if _differ_in(_scaled(model, larger), inputs, drawn):
+                return OUTPUT
+    return ""
+
+
+def _differ_in(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bool:
+    """Return true if a sample's output differs beside others, and no rounding explains it.
+
+    A recurrent model with large weights can be chaotic: it turns the rounding of another kernel into
+    anything. So weights that are rounded differently must give the same output.
+    """
+    half = SAMPLES // 2
+    together, last = run(model, xs), run(model, [x[-1:].expand_as(x) for x in xs])
+    pairs = [([t[-1:] for t in together], [t[-1:] for t in last])]
+    with suppress(Exception):  # it may accept no other number of samples
+        pairs.append(([t[:half] for t in together], run(model, [x[:half] for x in xs])))
+    if all(alike(*pair, drawn.close) for pair in pairs):
+        return False
+    return alike(together, run(_rounded_otherwise(model), xs), drawn.close / ROUGHER)
+
+
+def _one_position(x: Tensor) -> Tensor:
+    """Return samples whose positions (of images: pixels) all have the values of their first position."""
+    if x.dim() < 2:
+        return x
+    return (x[..., :1, :1] if x.dim() > 3 else x[:, :1]).expand_as(x).contiguous()
+
+
+@torch.no_grad()
+def _scaled(model: nn.Module, larger: float) -> nn.Module:
+    """Return a copy of the model whose trained weights are larger."""
+    again = copied(model)
+    for p in again.parameters():
+        if p.requires_grad and p.is_floating_point():
+            p.mul_(larger)
+    return again
+
+
+@torch.no_grad()
+def _rounded_otherwise(model: nn.Module) -> nn.Module:
+    """Return a copy of the model whose weights differ by a few units in the last place."""
+    again, stream = copied(model), torch.Generator().manual_seed(5)
+    with _disable_current_modes():  # FixedDraws would make the draws constant
+        for p in again.parameters():
+            if p.is_floating_point():
+                p.mul_(1 + 8 * torch.finfo(p.dtype).eps * torch.randn(p.shape, generator=stream).to(p.dtype))
+    return again
 
 
 def _later(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str:
