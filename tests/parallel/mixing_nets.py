@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -129,6 +131,15 @@ class Net(nn.Module):
             for _ in range(200):
                 x = torch.tanh(self.b(x))
             return x
+        if self.kind == "mixup by numpy":
+            share = np.random.beta(0.4, 0.4) if self.training else 0.5
+            return share * x + (1 - share) * x[torch.randperm(len(x))]
+        if self.kind == "mixup in numpy's order":
+            return x + 0.5 * x[torch.from_numpy(np.random.permutation(len(x)))] if self.training else x
+        if self.kind == "one draw by Python":
+            return x * random.random()
+        if self.kind == "draws of each by Python":
+            return x * torch.tensor([random.random() for _ in x]).to(x)[:, None]
         if self.kind == "mixup":
             share = torch.distributions.Beta(0.4, 0.4).sample() if self.training else 0.5
             return x + share * x[torch.randperm(len(x), device=x.device)]

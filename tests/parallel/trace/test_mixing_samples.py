@@ -89,6 +89,25 @@ def test_gradients_of_tokens_are_those_of_what_is_looked_up(kind, first, what):
         assert mixing(copy.deepcopy(real).to("meta"), [tokens[:1].to("meta")]) == what
 
 
+@pytest.mark.parametrize(
+    ("kind", "mixed"),
+    [
+        ("mixup by numpy", True),
+        ("mixup in numpy's order", True),
+        ("one draw by Python", False),
+        ("draws of each by Python", False),
+    ],
+)
+def test_draws_of_python_and_numpy_hide_no_mixing(kind, mixed):
+    cut = "2 micro batches and 1 data-parallel rank"
+    if not mixed:
+        assert not any("depends on the rest" in note for note in notes(net(kind, CUTS[cut])))
+        return
+    with pytest.raises(RequestError) as refused:
+        plan_job(net(kind, CUTS[cut]))
+    assert str(refused.value).startswith(TEXT.format(cut))
+
+
 @pytest.mark.parametrize(("room", "what"), [(0.9, "its output for a sample"), (1.0, "")])
 def test_experts_with_much_room_are_tried_with_tokens_that_choose_one(room, what):
     """The tokens of a sample choose different experts, and so do those of eight equal samples."""
