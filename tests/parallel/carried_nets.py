@@ -215,6 +215,22 @@ class Decays(Layer):
         return gradient / self.gradients
 
 
+class RawWeight(Layer):
+    """Sets a weight of its LSTM at each call, as weight dropout does; the LSTM has a list of its weights."""
+
+    def __init__(self, kind: str, dim: int) -> None:
+        super().__init__(kind, dim)
+        self.rnn = nn.LSTM(dim, dim, batch_first=True)
+        weight = self.rnn.weight_hh_l0
+        del self.rnn.weight_hh_l0
+        self.rnn.register_parameter("raw", nn.Parameter(weight.data))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rnn.weight_hh_l0 = self.rnn.raw * 0.9
+        y: Tensor = torch.tanh(self.linear(x)) + self.rnn(x[:, None])[0][:, 0]
+        return y
+
+
 class Late(Layer):
     """From its seventh call on it sets a number of the next module."""
 
@@ -230,7 +246,7 @@ class Late(Layer):
 
 
 KINDS: dict[str, type[Layer]] = {
-    k.__name__: k for k in (Layer, Draws, Iterates, Counts, Backwards, Hooked, Decays, Late)
+    k.__name__: k for k in (Layer, Draws, Iterates, Counts, Backwards, Hooked, Decays, RawWeight, Late)
 }
 
 

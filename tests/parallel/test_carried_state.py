@@ -63,6 +63,12 @@ def test_a_generator_that_an_object_holds_is_refused_over_stages(holder: str) ->
     assert text == f"b.box cannot be copied, and planning advances it; {cure}"
 
 
+@pytest.mark.parametrize("layout", ["apart", "together"])
+def test_a_module_that_sets_a_weight_of_its_part_is_exact(layout: str) -> None:
+    """The attribute is that of the part; the module around it, which runs in one piece, reads it."""
+    assert_parity(carries(layout, b="RawWeight lstm"), parts=2)
+
+
 @pytest.mark.parametrize("layout", ["one", "apart"])
 def test_a_number_that_a_hook_of_a_parameter_changes_in_its_module_is_exact(layout: str) -> None:
     assert_parity(carries(layout, b="Decays bias"), parts=2 if layout == "apart" else 1)

@@ -179,7 +179,7 @@ class Tracer(Capture):
 
     def read(self, name: str) -> None:
         """Refuse an outside read of Python state that a leaf changes: the graph would keep its value."""
-        leaf = next(u for u in self.leaves.values() if covers(u, name))
+        leaf = min((u for u in self.leaves.values() if covers(u, name)), key=len)  # it runs in one piece
         here = self.watch.running
         ours = self.eager and not any(covers(u, here) for u in self.leaves.values())  # it is being copied
         if not ours and not covers(leaf, here):
