@@ -202,6 +202,35 @@ class Hooked(Layer):
         return y
 
 
+class Decays(Layer):
+    """Divides the gradient of its bias by the number of such gradients, in a hook of the parameter."""
+
+    def __init__(self, kind: str, dim: int) -> None:
+        super().__init__(kind, dim)
+        self.gradients = 0
+        self.linear.bias.register_hook(self.decayed)
+
+    def decayed(self, gradient: Tensor) -> Tensor:
+        self.gradients += 1
+        return gradient / self.gradients
+
+
+class RawWeight(Layer):
+    """Sets a weight of its LSTM at each call, as weight dropout does; the LSTM has a list of its weights."""
+
+    def __init__(self, kind: str, dim: int) -> None:
+        super().__init__(kind, dim)
+        self.rnn = nn.LSTM(dim, dim, batch_first=True)
+        weight = self.rnn.weight_hh_l0
+        del self.rnn.weight_hh_l0
+        self.rnn.register_parameter("raw", nn.Parameter(weight.data))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rnn.weight_hh_l0 = self.rnn.raw * 0.9
+        y: Tensor = torch.tanh(self.linear(x)) + self.rnn(x[:, None])[0][:, 0]
+        return y
+
+
 class Late(Layer):
     """From its seventh call on it sets a number of the next module."""
 
@@ -216,7 +245,27 @@ class Late(Layer):
         return 1 + self.number
 
 
-KINDS: dict[str, type[Layer]] = {k.__name__: k for k in (Layer, Draws, Iterates, Counts, Backwards, Hooked, Late)}
+KINDS: dict[str, type[Layer]] = {
+    k.__name__: k for k in (Layer, Draws, Iterates, Counts, Backwards, Hooked, Decays, RawWeight, Late)
+}
+
+
+class RootCounts(nn.Module):
+    """The root counts the gradients of a bias, which it divides by that number, in a hook of the parameter."""
+
+    def __init__(self, dim: int = 6) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.head = (nn.Linear(dim, dim) for _ in range(4))
+        self.gradients = 0
+        self.b.bias.register_hook(self.decayed)
+
+    def decayed(self, gradient: Tensor) -> Tensor:
+        self.gradients += 1
+        return gradient / self.gradients
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(self.c(torch.tanh(self.b(torch.tanh(self.a(x)))))))
+        return out
 
 
 class Carries(nn.Module):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -121,6 +124,22 @@ class Net(nn.Module):
             return self.routed(x, len(x) if self.kind == "experts" else (len(x) + 1) // 2)
         if self.kind == "experts and dropout":
             return self.routed(x, len(x), self.drop)
+        if self.kind == "bound":
+            x = self.b(x)
+            return x / x.abs().max().clamp(min=1.5)
+        if self.kind == "chaos":
+            for _ in range(200):
+                x = torch.tanh(self.b(x))
+            return x
+        if self.kind == "mixup by numpy":
+            share = np.random.beta(0.4, 0.4) if self.training else 0.5
+            return share * x + (1 - share) * x[torch.randperm(len(x))]
+        if self.kind == "mixup in numpy's order":
+            return x + 0.5 * x[torch.from_numpy(np.random.permutation(len(x)))] if self.training else x
+        if self.kind == "one draw by Python":
+            return x * random.random()
+        if self.kind == "draws of each by Python":
+            return x * torch.tensor([random.random() for _ in x]).to(x)[:, None]
         if self.kind == "mixup":
             share = torch.distributions.Beta(0.4, 0.4).sample() if self.training else 0.5
             return x + share * x[torch.randperm(len(x), device=x.device)]
@@ -171,3 +190,17 @@ class Words(Net):
         made = torch.tanh(self.table(x) + self.places(at))
         made = made.cumsum(0) if self.first else made.cumsum(1)
         return self.head(self.between(made.transpose(0, 1) if self.first else made))
+
+
+class Sentences(Net):
+    """Experts choose tokens of all samples: ``room`` is the share of all tokens that one of them takes."""
+
+    def __init__(self, room: float) -> None:
+        super().__init__("tokens")
+        self.room = room
+        self.table = nn.Embedding(16, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.table(x).flatten(0, 1)
+        out = self.routed(tokens, math.ceil(self.room * len(tokens)))
+        return self.head(torch.tanh(out)).view(*x.shape, -1)

@@ -63,6 +63,28 @@ def test_a_generator_that_an_object_holds_is_refused_over_stages(holder: str) ->
     assert text == f"b.box cannot be copied, and planning advances it; {cure}"
 
 
+@pytest.mark.parametrize("layout", ["apart", "together"])
+def test_a_module_that_sets_a_weight_of_its_part_is_exact(layout: str) -> None:
+    """The attribute is that of the part; the module around it, which runs in one piece, reads it."""
+    assert_parity(carries(layout, b="RawWeight lstm"), parts=2)
+
+
+@pytest.mark.parametrize("layout", ["one", "apart"])
+def test_a_number_that_a_hook_of_a_parameter_changes_in_its_module_is_exact(layout: str) -> None:
+    assert_parity(carries(layout, b="Decays bias"), parts=2 if layout == "apart" else 1)
+
+
+def test_a_number_that_a_hook_of_a_parameter_changes_in_the_root_is_refused_over_stages() -> None:
+    """The hook has the root itself, although another tensor of a copy has the hook."""
+    job = own("carried_nets.RootCounts", [6], stages=1, parallel=LAYOUTS["apart"], train__batch_size=8)
+    with pytest.raises(RequestError) as refused:
+        plan_job(job)
+    assert refused.value.problems[0].text == (
+        "gradients changes also when a copy of the model runs: a hook or function has the model itself; "
+        "let it reach the module by its arguments, or use one stage"
+    )
+
+
 @pytest.mark.parametrize("kind", ["lock", "queue", "simple queue", "random"])
 def test_counts_in_objects_that_are_not_copied_start_at_zero_on_each_rank(kind: str) -> None:
     assert_parity(carries("apart", b=f"Counts {kind}"), parts=2)

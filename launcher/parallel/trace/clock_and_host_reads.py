@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +23,7 @@ from launcher.parallel.trace.mixing_samples import (
     numbers_if_too_large,
     run,
 )
+from launcher.parallel.trace.rank_reads import streams_kept
 from launcher.parallel.trace.run_module import in_memory, trial_inputs
 from launcher.parallel.trace.sample_values import trying
 
@@ -89,16 +88,6 @@ def _answered(
         drawn = around.enter_context(FixedDraws(wide=True))
         out = run(model, xs)
         return ([] if drawn.drew else out), seen
-
-
-@contextmanager
-def streams_kept() -> Iterator[None]:
-    python, numbers = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numbers)
 
 
 @contextmanager

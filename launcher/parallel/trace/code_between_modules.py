@@ -178,8 +178,8 @@ class Tracer(Capture):
             raise self.refuse(f"{name} runs there without a call in Python that could be recorded")
 
     def read(self, name: str) -> None:
-        """Refuses an outside read of Python state that a leaf changes: the graph would keep its value."""
-        leaf = next(u for u in self.leaves.values() if covers(u, name))
+        """Refuse an outside read of Python state that a leaf changes: the graph would keep its value."""
+        leaf = min((u for u in self.leaves.values() if covers(u, name)), key=len)  # it runs in one piece
         here = self.watch.running
         ours = self.eager and not any(covers(u, here) for u in self.leaves.values())  # it is being copied
         if not ours and not covers(leaf, here):
@@ -221,10 +221,14 @@ def _left_as_it_is(model: nn.Module) -> Iterator[None]:
     before = snapshot(model)
     with contents_put_back(model):
         yield
-    advanced = changed(before, snapshot(model))
-    if advanced:
-        text = f"{advanced[0][0]} cannot be copied, and planning advances it"
+    after = snapshot(model)
+    for key in changed(before, after):
+        text = f"{key[0]} cannot be copied, and planning advances it"
         cure = "make it in the forward, or use an iterator of itertools"
+        if isinstance(before.marks.get(key), int | float):
+            why = "a hook or function has the model itself"
+            text = f"{key[0]} changes also when a copy of the model runs: {why}"
+            cure = "let it reach the module by its arguments, or use one stage"
         raise RequestError((Problem("model", f"{text}; {cure}"),))
 
 

@@ -9,10 +9,12 @@ batch, as in any data-parallel training.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -24,6 +26,7 @@ from launcher.parallel.dispatch.training_mode import evaluating
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files_of, put_back
 from launcher.parallel.model_state.numbers_outside_weights import aged, values
+from launcher.parallel.trace.rank_reads import streams_kept, streams_now
 from launcher.parallel.trace.run_module import in_memory, trial_inputs
 from launcher.parallel.trace.sample_values import FEW, trying
 from launcher.parallel.trace.tensor_side_effects import FRESH
@@ -38,6 +41,8 @@ All tolerances are relative to the largest value, because kernels may round othe
 """
 STEP = 0.02
 """Weights are moved by this much, because a weight that starts at zero hides all that it multiplies."""
+LARGER = 3.0
+"""Weights become so much larger for another try: some bounds are passed by large numbers only."""
 ROUGHER = 10
 """A gradient may differ by this factor more than an output, because it passes twice as many operations."""
 OUTPUT, GRADIENT = "its output for a sample", "the gradient of a sample"
@@ -136,7 +141,7 @@ def numbers_if_too_large(model: nn.Module) -> int:
     """Returns the number of elements of a model that is too large to try, else 0.
 
     A try computes in float64 with two copies of the model, which take 256 MB for ``FEW`` elements. It runs
-    about 15 forwards of 8 samples, and 6 more with their backwards if the model has its own backward. If the
+    about 20 forwards of 8 samples, and 6 more with their backwards if the model has its own backward. If the
     model counts its forwards, all of this runs again for each of ``AGES``.
     """
     numbers = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
@@ -156,7 +161,7 @@ def mixing(model: nn.Module, inputs: Sequence[Tensor]) -> str | None:
     cpu = torch.device("cpu")
 
     # the user's code may raise anything for drawn values; other checks judge the forward
-    with torch.random.fork_rng(devices=[]), cpu, kept, torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), streams_kept(), cpu, kept, torch.enable_grad():
         for dtype, wide, move in TRIES:
             with default_dtype(dtype), suppress(Exception, SystemExit):
                 xs = [x.to(dtype) if x.is_floating_point() else x for x in trial_inputs(some, 0)]
@@ -192,10 +197,71 @@ def _mixing(model: nn.Module, xs: list[Tensor], wide: bool) -> str | None:
         with mode, FixedDraws(wide) as drawn:
             mixed = _compare(model, xs, drawn)
             if mixed == "":
-                return _later(model, xs, drawn)
+                return _in_extremes(model, xs, drawn) or _later(model, xs, drawn)
             if mixed is not None:
                 return mixed
     return None
+
+
+def _in_extremes(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str:
+    """Return what ``mixing`` does, for samples that mix only in some batches, or with other weights.
+
+    An expert with much room is full only if most tokens choose it, as equal tokens do. A bound on a number
+    of the whole batch is passed only by large numbers.
+    """
+    for larger, inputs in ((1.0, [_one_position(x) for x in xs]), (LARGER, xs)):
+        with suppress(Exception):  # the model's code may not allow such inputs
+            if _differ_in(_scaled(model, larger), inputs, drawn):
+                return OUTPUT
+    return ""
+
+
+def _differ_in(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bool:
+    """Return true if a sample's output differs beside others, and no rounding explains it.
+
+    A recurrent model with large weights can be chaotic: it turns the rounding of another kernel into
+    anything. So weights that are rounded differently must give the same output.
+    """
+    before, half = _seed(), SAMPLES // 2
+    together = run(model, xs)
+    by_row = streams_now() != before
+    pairs = [
+        ([t[-1:] for t in together], [t[-1:] for t in _seeded(model, [x[-1:].expand_as(x) for x in xs])])
+    ]
+    with suppress(Exception):  # it may accept no other number of samples
+        if not by_row:
+            pairs.append(([t[:half] for t in together], run(model, [x[:half] for x in xs])))
+    if all(alike(*pair, drawn.close) for pair in pairs):
+        return False
+    return alike(together, _seeded(_rounded_otherwise(model), xs), drawn.close / ROUGHER)
+
+
+def _one_position(x: Tensor) -> Tensor:
+    """Return samples whose positions (of images: pixels) all have the values of their first position."""
+    if x.dim() < 2:
+        return x
+    return (x[..., :1, :1] if x.dim() > 3 else x[:, :1]).expand_as(x).contiguous()
+
+
+@torch.no_grad()
+def _scaled(model: nn.Module, larger: float) -> nn.Module:
+    """Return a copy of the model whose trained weights are larger."""
+    again = copied(model)
+    for p in again.parameters():
+        if p.requires_grad and p.is_floating_point():
+            p.mul_(larger)
+    return again
+
+
+@torch.no_grad()
+def _rounded_otherwise(model: nn.Module) -> nn.Module:
+    """Return a copy of the model whose weights differ by a few units in the last place."""
+    again, stream = copied(model), torch.Generator().manual_seed(5)
+    with _disable_current_modes():  # FixedDraws would make the draws constant
+        for p in again.parameters():
+            if p.is_floating_point():
+                p.mul_(1 + 8 * torch.finfo(p.dtype).eps * torch.randn(p.shape, generator=stream).to(p.dtype))
+    return again
 
 
 def _later(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str:
@@ -222,15 +288,21 @@ def _remembers(model: nn.Module, xs: Sequence[Tensor]) -> bool:
 
 
 def _compare(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str | None:
-    """Returns which value of a sample depends on the others; ``None`` if equal forwards differ, or draw."""
+    """Return which value of a sample depends on the others; ``None`` if equal forwards differ, or draw.
+
+    Python's and numpy's streams have the same seeds for each forward, so a draw is no difference. It may be
+    for one row, so then rows keep their places.
+    """
+    before = _seed()
     together = run(model, xs)
+    by_row = streams_now() != before
     if any(bool(torch.isnan(t).any()) for t in together):
         raise ArithmeticError("not a number")
-    if drawn.drew or not alike(together, run(model, xs), drawn.close):
+    if drawn.drew or not alike(together, _seeded(model, xs), drawn.close):
         return None
-    if any(not alike(*pair, drawn.close) for pair in _with_others(model, xs, together)):
+    if any(not alike(*pair, drawn.close) for pair in _with_others(model, xs, together, by_row)):
         # a clock or an address may have given the same results by chance
-        again = (run(model, xs) for _ in range(REPEATS))
+        again = (_seeded(model, xs) for _ in range(REPEATS))
         return OUTPUT if all(alike(together, more, drawn.close) for more in again) else None
     with suppress(Exception):  # it may have no backward, or none for such inputs
         if _own_backward(model, xs) and _backward_mixes(model, xs, drawn):
@@ -367,12 +439,28 @@ def _gradients(model: nn.Module, xs: Sequence[Tensor], places: Tensor) -> Rows:
     ]
 
 
+def _seed() -> tuple[Any, ...]:
+    """Seed Python's and numpy's streams, and return their states."""
+    random.seed(1)
+    np.random.seed(1)
+    return streams_now()
+
+
+def _seeded(model: nn.Module, xs: Sequence[Tensor]) -> list[Tensor]:
+    _seed()
+    return run(model, xs)
+
+
 def _with_others(
-    model: nn.Module, xs: list[Tensor], together: list[Tensor]
+    model: nn.Module, xs: list[Tensor], together: list[Tensor], in_place: bool
 ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """Yields outputs of samples, paired with those of the same samples in another order or batch."""
+    """Yield outputs of samples, paired with those of the same samples in another order or batch.
+
+    ``in_place``: keep the order and the number of rows.
+    """
     places = torch.arange(SAMPLES)
-    yield [t.flip(0) for t in together], run(model, [x.flip(0) for x in xs])
+    if not in_place:
+        yield [t.flip(0) for t in together], run(model, [x.flip(0) for x in xs])
     half = SAMPLES // 2
     for kept, others in (
         (places < half, places % half),
@@ -380,8 +468,10 @@ def _with_others(
         *((places == one, torch.full_like(places, one)) for one in (0, SAMPLES - 1)),
         *((places != one, (places + (places == one)) % SAMPLES) for one in (0, SAMPLES - 1)),
     ):
-        beside = run(model, [x[torch.where(kept, places, others)] for x in xs])
+        beside = _seeded(model, [x[torch.where(kept, places, others)] for x in xs])
         yield [t[kept] for t in together], [t[kept] for t in beside]
+    if in_place:
+        return
     with suppress(Exception):  # it may accept no other number of samples
         yield [t[:half] for t in together], run(model, [x[:half] for x in xs])
 

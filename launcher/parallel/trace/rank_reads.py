@@ -101,3 +101,14 @@ def streams_now() -> tuple[Any, ...]:
     """Returns the states of the random streams of Python and numpy."""
     kind, keys, *rest = np.random.get_state()
     return random.getstate(), kind, bytes(np.asarray(keys)), *rest
+
+
+@contextmanager
+def streams_kept() -> Iterator[None]:
+    """Restore the random streams of Python and numpy on exit."""
+    python, numbers = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numbers)

@@ -15,7 +15,7 @@ from launcher.parallel.trace.mixing_samples import mixing
 from launcher.parallel.trace.sample_values import TrialValues, using_trial_values
 from launcher.planner.plan_job import plan_job
 from tests.parallel import mixing_nets
-from tests.parallel.mixing_nets import Words
+from tests.parallel.mixing_nets import Sentences, Words
 from tests.parity import own
 
 GRADIENT = "the gradient of a sample depends on the rest of its batch"
@@ -31,7 +31,7 @@ CUTS: dict[str, dict[str, Any]] = {
 MIXING = [
     *("negatives", "mean", "mean and dropout", "dropout before a mean", "capacity", "mixup", "hardest", "slightly"),
     *("divided by its number", "gated from zero", "in half precision"),
-    *("later", "later by a dict", "later by a buffer"),
+    *("later", "later by a dict", "later by a buffer", "bound"),
 ]
 
 
@@ -89,6 +89,35 @@ def test_gradients_of_tokens_are_those_of_what_is_looked_up(kind, first, what):
         assert mixing(copy.deepcopy(real).to("meta"), [tokens[:1].to("meta")]) == what
 
 
+@pytest.mark.parametrize(
+    ("kind", "mixed"),
+    [
+        ("mixup by numpy", True),
+        ("mixup in numpy's order", True),
+        ("one draw by Python", False),
+        ("draws of each by Python", False),
+    ],
+)
+def test_draws_of_python_and_numpy_hide_no_mixing(kind, mixed):
+    cut = "2 micro batches and 1 data-parallel rank"
+    if not mixed:
+        assert not any("depends on the rest" in note for note in notes(net(kind, CUTS[cut])))
+        return
+    with pytest.raises(RequestError) as refused:
+        plan_job(net(kind, CUTS[cut]))
+    assert str(refused.value).startswith(TEXT.format(cut))
+
+
+@pytest.mark.parametrize(("room", "what"), [(0.9, "its output for a sample"), (1.0, "")])
+def test_experts_with_much_room_are_tried_with_tokens_that_choose_one(room, what):
+    """The tokens of a sample choose different experts, and so do those of eight equal samples."""
+    torch.manual_seed(0)
+    real = Sentences(room)
+    tokens = torch.stack([torch.randperm(16)[:8] for _ in range(8)])
+    with using_trial_values(TrialValues(((tokens,),), lambda name: real.get_parameter(name).detach())):
+        assert mixing(copy.deepcopy(real).to("meta"), [tokens[:1].to("meta")]) == what
+
+
 def test_a_clock_that_agrees_by_chance_mixes_nothing(monkeypatch):
     monkeypatch.setattr(mixing_nets, "TICKS", itertools.chain([1.0, 1.0], itertools.count(2.0)))
     real = mixing_nets.Net("clock")
@@ -126,7 +155,7 @@ def test_an_undivided_batch_of_mixed_samples_is_noted(kind):
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("kind", [
     "functional norm", "layer norm", "dropout", "experts", "experts and dropout", "turned round", "clipped by sample",
-    "recomputed", "counts",
+    "recomputed", "counts", "chaos",
 ])  # fmt: skip
 def test_models_that_do_not_mix_samples_get_no_note(kind, cut):
     assert notes(net(kind, CUTS[cut])) == []

@@ -17,8 +17,8 @@ from launcher.parallel.dispatch.modes import Dispatch, tree_leaves, tree_map_onl
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files_of, put_back
 from launcher.parallel.model_state.python_state import PythonState, changed, generator_state, snapshot
-from launcher.parallel.trace.clock_and_host_reads import streams_kept
 from launcher.parallel.trace.mixing_samples import numbers_if_too_large
+from launcher.parallel.trace.rank_reads import streams_kept
 from launcher.parallel.trace.run_module import in_memory, trial_inputs
 from launcher.parallel.trace.sample_values import trying
 
