@@ -178,7 +178,7 @@ class Tracer(Capture):
             raise self.refuse(f"{name} runs there without a call in Python that could be recorded")
 
     def read(self, name: str) -> None:
-        """Refuse an outside read of Python state that a leaf changes: the graph would keep its value."""
+        """Refuses an outside read of Python state that a leaf changes: the graph would keep its value."""
         leaf = min((u for u in self.leaves.values() if covers(u, name)), key=len)  # it runs in one piece
         here = self.watch.running
         ours = self.eager and not any(covers(u, here) for u in self.leaves.values())  # it is being copied

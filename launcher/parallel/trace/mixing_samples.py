@@ -204,7 +204,7 @@ def _mixing(model: nn.Module, xs: list[Tensor], wide: bool) -> str | None:
 
 
 def _in_extremes(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str:
-    """Return what ``mixing`` does, for samples that mix only in some batches, or with other weights.
+    """Returns what ``mixing`` does, for samples that mix only in some batches, or with other weights.
 
     An expert with much room is full only if most tokens choose it, as equal tokens do. A bound on a number
     of the whole batch is passed only by large numbers.
@@ -217,7 +217,7 @@ def _in_extremes(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str:
 
 
 def _differ_in(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bool:
-    """Return true if a sample's output differs beside others, and no rounding explains it.
+    """Returns true if a sample's output differs beside others, and no rounding explains it.
 
     A recurrent model with large weights can be chaotic: it turns the rounding of another kernel into
     anything. So weights that are rounded differently must give the same output.
@@ -237,7 +237,7 @@ def _differ_in(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bool:
 
 
 def _one_position(x: Tensor) -> Tensor:
-    """Return samples whose positions (of images: pixels) all have the values of their first position."""
+    """Returns samples whose positions (of images: pixels) all have the values of their first position."""
     if x.dim() < 2:
         return x
     return (x[..., :1, :1] if x.dim() > 3 else x[:, :1]).expand_as(x).contiguous()
@@ -245,7 +245,7 @@ def _one_position(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _scaled(model: nn.Module, larger: float) -> nn.Module:
-    """Return a copy of the model whose trained weights are larger."""
+    """Returns a copy of the model whose trained weights are larger."""
     again = copied(model)
     for p in again.parameters():
         if p.requires_grad and p.is_floating_point():
@@ -255,7 +255,7 @@ def _scaled(model: nn.Module, larger: float) -> nn.Module:
 
 @torch.no_grad()
 def _rounded_otherwise(model: nn.Module) -> nn.Module:
-    """Return a copy of the model whose weights differ by a few units in the last place."""
+    """Returns a copy of the model whose weights differ by a few units in the last place."""
     again, stream = copied(model), torch.Generator().manual_seed(5)
     with _disable_current_modes():  # FixedDraws would make the draws constant
         for p in again.parameters():
@@ -288,7 +288,7 @@ def _remembers(model: nn.Module, xs: Sequence[Tensor]) -> bool:
 
 
 def _compare(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str | None:
-    """Return which value of a sample depends on the others; ``None`` if equal forwards differ, or draw.
+    """Returns which value of a sample depends on the others; ``None`` if equal forwards differ, or draw.
 
     Python's and numpy's streams have the same seeds for each forward, so a draw is no difference. It may be
     for one row, so then rows keep their places.
@@ -440,7 +440,7 @@ def _gradients(model: nn.Module, xs: Sequence[Tensor], places: Tensor) -> Rows:
 
 
 def _seed() -> tuple[Any, ...]:
-    """Seed Python's and numpy's streams, and return their states."""
+    """Seeds Python's and numpy's streams, and returns their states."""
     random.seed(1)
     np.random.seed(1)
     return streams_now()
@@ -454,7 +454,7 @@ def _seeded(model: nn.Module, xs: Sequence[Tensor]) -> list[Tensor]:
 def _with_others(
     model: nn.Module, xs: list[Tensor], together: list[Tensor], in_place: bool
 ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """Yield outputs of samples, paired with those of the same samples in another order or batch.
+    """Yields outputs of samples, paired with those of the same samples in another order or batch.
 
     ``in_place``: keep the order and the number of rows.
     """

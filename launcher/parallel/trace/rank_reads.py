@@ -105,7 +105,7 @@ def streams_now() -> tuple[Any, ...]:
 
 @contextmanager
 def streams_kept() -> Iterator[None]:
-    """Restore the random streams of Python and numpy on exit."""
+    """Restores the random streams of Python and numpy on exit."""
     python, numbers = random.getstate(), np.random.get_state()
     try:
         yield
