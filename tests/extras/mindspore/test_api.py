@@ -183,8 +183,8 @@ def test_ranks_of_different_steps_are_not_mixed(home: Path) -> None:
         file.rename(file.with_name("net-1_10.safetensors"))
     shutil.copy(home / "a/rank_0/net-1_10.safetensors", home / "a/rank_0/net-1_20.safetensors")
     text = (
-        f"{home}/a/rank_0/net-1_20.safetensors and {home}/a/rank_1/net-1_10.safetensors: files of different steps make "
-        "no model; keep in each folder the file of one step that all ranks have"
+        f"{home}/a/rank_0/net-1_20.safetensors and {home}/a/rank_1/net-1_10.safetensors: files of different steps do "
+        "not form one model; keep in each folder the file of one step that all ranks have"
     )
     assert refusal(lambda: call(home)) == text
     (home / "a/rank_0/net-1_10.safetensors").unlink()
