@@ -28,7 +28,7 @@ from launcher.plan.values.model_graph import Graph, ModelStructure
 from launcher.plan.values.precision import DTYPE
 from launcher.plan.values.recomputed_module import Recomputed
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.planner import hugging_face_checks
+from launcher.planner import hugging_face_checks, user_classes
 from launcher.planner.device_kernels import planned_kind
 from launcher.planner.environment_reads import environment_reads
 from launcher.planner.loaded_param_layouts import laid_out
@@ -83,9 +83,19 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     from launcher.parallel.deferred_init.constructor import build_in_memory, record
     from launcher.parallel.dispatch.modes import default_dtype
     from launcher.parallel.model_state.hooks import hooked_for_all
+    from launcher.parallel.model_state.module_globals import GlobalsSnapshot, put_back
     from launcher.parallel.model_state.references import held_ties
     from launcher.parallel.trace import model_facts
     from launcher.parallel.trace.rank_reads import world_reads
+
+    own_files = user_classes.files(job)
+    first = GlobalsSnapshot(own_files)
+
+    def build_again() -> nn.Module:
+        """As on ranks, where each construction begins with the Python counters of the first one."""
+        with put_back(own_files):
+            first.restore()
+            return build()
 
     dtype = model_facts.dtype_of(DTYPE[job.train.precision])
     world: dict[str, None] = {}
@@ -97,16 +107,14 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
         if foreign(job.model):
             from launcher.parallel.deferred_init.compare_builds import differing
             from launcher.parallel.deferred_init.uninitialized import problems
-            from launcher.parallel.model_state.module_globals import files, put_back
 
-            refuse(problems(build, model, tape))
+            refuse(problems(build_again, model, tape))
             if not lost and job.parallel.deferred_init:
-                with put_back(files(type(model))):  # a constructor may store tensors in its Python module
-                    lost = differing(build, model, tape)
+                lost = differing(build_again, model, tape)
         known = model_facts.skeleton(model)
     names = {n: t.detach() for n, t in fill.tensors(model).items()}
-    in_memory = (lambda: fill.tensors(build_in_memory(build, job.seed))) if lost else None
-    first = fill.InitialTensors(tape, names, in_memory)
+    in_memory = (lambda: fill.tensors(build_in_memory(build_again, job.seed))) if lost else None
+    initial = fill.InitialTensors(tape, names, in_memory)
     traits = replace(
         known.traits,
         shared=tape.shared,
@@ -120,7 +128,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     refuse((*model_refusals.unfit(known), *misnamed(known, job.launch.device)))
     known = hugging_face_checks.with_stored(job, known)
     why = lost if job.parallel.deferred_init else ""
-    return ModelRead(lambda: model, known, why, tape.marks, initial=first)
+    return ModelRead(lambda: model, known, why, tape.marks, initial=initial)
 
 
 class ReadOnce:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def _compare(s: Setup, steps: int) -> None:
     processes = ProcessStates(s.names)
     start, others = full_tensors_on_rank_0(s.plan, pieces(live.model, weights=True)), _others(live)
     if judge and start:
-        judge.start(start, others, _constructed(s), processes)
+        judge.start(start, others, _constructed(s), processes, partial(s.drawn.restart, s.job))
     if not _agreed(judge is None or judge.agrees):
         return
 

@@ -288,9 +288,9 @@ class GlobalsSnapshot:
                 cache.cache_clear()
 
     def _unmoved(self, value: Any) -> Any:
-        """Returns ``value``, or its copy if it is an iterator that has advanced: none can be set back."""
+        """Returns ``value``, or a copy of it as it was if it is an iterator that has advanced."""
         before, twin = self._twins.get(id(value), (None, None))
-        return value if twin is None or mark(value) == before else twin
+        return value if twin is None or mark(value) == before else _twin(twin)
 
 
 class AroundSnapshot:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, isfinite
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from launcher.data.source import Dataset
 from launcher.parallel.deferred_init.compare_builds import unlike
@@ -199,14 +200,21 @@ class Judge:
         others: Mapping[str, Tensor],
         exact: Mapping[str, Tensor],
         processes: ProcessStates,
+        restart: Callable[[], None],
     ) -> None:
         """Compares the layout's weights at step 0 with plain constructions, then gives them to the reference.
 
         ``others``: tensors that no checkpoint contains; ``exact``: the tensors of a plain construction from
         the same random numbers, which must be equal. ``processes``: the states that the reference changes.
+        ``restart`` sets back what constructors count in Python.
         """
+
+        def construct(seed: int) -> nn.Module:
+            restart()
+            return models.construct(self.job, seed)
+
         with processes.process(0, keep=False):
-            self._start(got, others, exact, processes)
+            self._start(got, others, exact, processes, construct)
 
     def _start(
         self,
@@ -214,17 +222,16 @@ class Judge:
         others: Mapping[str, Tensor],
         exact: Mapping[str, Tensor],
         processes: ProcessStates,
+        build: Callable[[int], nn.Module],
     ) -> None:
         self._complain("weights", 0, list(got.complaints))
-        plain = models.state(models.construct(self.job, self.job.seed))
+        plain = models.state(build(self.job.seed))
         made = {n: t for n, t in (got.tensors | dict(others)).items() if n in plain}
         precision = self.job.train.precision
         plain = models.in_dtypes_of_run(made, plain, precision)
 
         def construct(n: int) -> Mapping[str, Tensor]:
-            return models.in_dtypes_of_run(
-                made, models.state(models.construct(self.job, self.job.seed + n)), precision
-            )
+            return models.in_dtypes_of_run(made, models.state(build(self.job.seed + n)), precision)
 
         # values that no construction makes, and missing tensors
         complaints = initial_weights.complaints(plain, construct, made)
@@ -242,6 +249,7 @@ class Judge:
             self._data,
             self._cut(),
             made,
+            construct=partial(build, self.job.seed),
             device=self._device,
             prepare=self._prepare,
             process=processes.process,

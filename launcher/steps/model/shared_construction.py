@@ -49,20 +49,22 @@ class SharedMetaModels:
         return unused.pop() if unused else self._drawn(job, plan)
 
     def _drawn(self, job: Job, plan: Plan) -> Blueprint:
+        self.restart(job)
+        return draw(job, plan)
+
+    def restart(self, job: Job) -> None:
+        """Sets the Python counters of the model's files back to those before the first construction."""
         files = tuple(user_classes.files(job))
         if files in self._starts:
             self._starts[files].restore()
         else:
             self._starts[files] = GlobalsSnapshot(files)
-        return draw(job, plan)
 
     @contextmanager
     def as_first(self, job: Job) -> Iterator[None]:
         """Constructions in the block start with the Python counters of the first one."""
-        files = tuple(user_classes.files(job))
-        now = GlobalsSnapshot(files)
-        if files in self._starts:
-            self._starts[files].restore()
+        now = GlobalsSnapshot(user_classes.files(job))
+        self.restart(job)
         try:
             yield
         finally:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from launcher.parallel.model_state.module_globals import files, files_of, put_back, variables
+from launcher.parallel.model_state.module_globals import GlobalsSnapshot, files, files_of, put_back, variables
 from launcher.parallel.model_state.python_state import changed
 from tests.parallel import kept_elsewhere, library_nets
 from tests.parallel import python_state_nets as nets
@@ -175,3 +175,11 @@ def test_only_what_the_models_code_can_call_is_followed_through_its_imports() ->
     """The file of the zoo's cases also has functions that import all models, which no forward calls."""
     plain = grad_modes.Plain
     assert files_of(plain()) == [plain.__module__, case.__name__]
+
+
+def test_an_iterator_can_be_put_back_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nets, "KEPT", itertools.count(5), raising=False)
+    before = GlobalsSnapshot([nets.__name__])
+    for _ in range(2):
+        assert next(nets.KEPT) == 5
+        before.restore()

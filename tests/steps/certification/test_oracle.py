@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,10 @@ def training(net: str, ranks: int, micros: int, **changes: object) -> ReferenceT
     data = open_data(asked.data, seed=0, allow=("tests",))
     cut = Cut(asked.train.batch_size, ranks, micros, asked.train.steps)
     process = ProcessStates([]).process
-    return ReferenceTraining(asked, data, cut, {}, device=torch.device("cpu"), prepare=_undropped, process=process)
+    build = partial(models.construct, asked, asked.seed)
+    return ReferenceTraining(
+        asked, data, cut, {}, construct=build, device=torch.device("cpu"), prepare=_undropped, process=process
+    )
 
 
 def test_the_loss_is_a_mean_over_what_counts_in_the_global_batch() -> None:

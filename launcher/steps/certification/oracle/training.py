@@ -78,11 +78,13 @@ class ReferenceTraining:
         cut: Cut,
         numbers: Mapping[str, Tensor],
         *,
+        construct: Callable[[], nn.Module],
         device: torch.device,
         prepare: Prepare,
         process: Process,
     ) -> None:
         self.job, self.cut, self.device = job, cut, device
+        self._construct = construct
         self._prepare, self._precision, self._process = prepare, job.train.precision, process
         self._data = data
         self._begin(numbers)
@@ -95,7 +97,7 @@ class ReferenceTraining:
 
     def _begin(self, numbers: Mapping[str, Tensor]) -> None:
         """Constructs a model per data-parallel rank, and a spare one for trials; they share their weights."""
-        model = models.put(models.construct(self.job, self.job.seed), numbers, self.device)
+        model = models.put(self._construct(), numbers, self.device)
         self._prepare(model)
         self._at_start = _kept(models.state(model))
         self.models = [model, *(self._another(model) for _ in range(self.cut.ranks - 1))]
@@ -107,7 +109,7 @@ class ReferenceTraining:
         try:
             return models.copy_sharing_weights(model)
         except (RuntimeError, TypeError):
-            new = models.put(models.construct(self.job, self.job.seed), models.state(model), self.device)
+            new = models.put(self._construct(), models.state(model), self.device)
             self._prepare(new)
             return models.share(new, model)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -97,6 +99,32 @@ class Scalars(Net):
     def forward(self, x: Tensor) -> Tensor:
         h = self.b(self.a(x)) + self.b.shift
         return self.d(self.c(h * self.scale)) * self.scale.exp()
+
+
+class _Numbered(nn.Module):
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = block()
+        self.register_buffer("scale", torch.tensor(1.0 + _Numbered.made / 4))
+        _Numbered.made += 1
+        with torch.no_grad():
+            self.net[0].weight.div_(next(PLACES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * self.scale
+
+
+PLACES = itertools.count(1)
+
+
+@odd(*ABCD)
+class NumberedLayers(Net):
+    """Layers count themselves in a class attribute and in a counter of the file, and are scaled by their numbers."""
+
+    def extra(self) -> None:
+        self.b, self.c = _Numbered(), _Numbered()
 
 
 @odd(*ABCD)
