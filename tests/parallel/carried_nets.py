@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks as saved
+from torch.utils.checkpoint import checkpoint as again
 
 from tests.parallel import carried_elsewhere
 from tests.parallel.carried_elsewhere import Scaling, Watcher
@@ -215,6 +217,60 @@ class Decays(Layer):
         return gradient / self.gradients
 
 
+@torch.library.custom_op("carried::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+@doubled.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+BACKWARDS_OF_DOUBLED = {"n": 0}
+
+
+def backward_of_doubled(ctx: Any, gradient: Tensor) -> Tensor:
+    BACKWARDS_OF_DOUBLED["n"] += 1
+    return 2 * gradient
+
+
+doubled.register_autograd(backward_of_doubled)
+
+
+class Unpacking(saved):
+    """Counts the saved tensors that the backward takes."""
+
+    def __init__(self, owner: Layer) -> None:
+        super().__init__(lambda t: t, self.unpacked)
+        self.owner = owner
+
+    def unpacked(self, t: Tensor) -> Tensor:
+        self.owner.number += 1
+        return t
+
+
+class RunsLater(Layer):
+    """Scales by a number that code of its own changes in the backward, which torch calls without a hook."""
+
+    def __init__(self, kind: str, dim: int) -> None:
+        super().__init__(kind, dim)
+        self.norm = nn.BatchNorm1d(dim)
+
+    def inner(self, x: Tensor) -> Tensor:
+        if self.kind == "checkpoint":
+            self.number += 1
+        return self.norm(self.linear(x)) if self.kind == "checkpointed norm" else self.linear(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "unpack":
+            with Unpacking(self):
+                return torch.tanh(self.linear(x)) / (1 + self.number)
+        if self.kind == "custom op":
+            return doubled(torch.tanh(self.linear(x))) / (1 + BACKWARDS_OF_DOUBLED["n"])
+        return torch.tanh(again(self.inner, x, use_reentrant=False)) / (1 + self.number)
+
+
 class RawWeight(Layer):
     """Sets a weight of its LSTM at each call, as weight dropout does; the LSTM has a list of its weights."""
 
@@ -246,7 +302,7 @@ class Late(Layer):
 
 
 KINDS: dict[str, type[Layer]] = {
-    k.__name__: k for k in (Layer, Draws, Iterates, Counts, Backwards, Hooked, Decays, RawWeight, Late)
+    k.__name__: k for k in (Layer, Draws, Iterates, Counts, Backwards, Hooked, Decays, RunsLater, RawWeight, Late)
 }
 
 

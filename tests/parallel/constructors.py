@@ -400,10 +400,38 @@ class Places(Made):
         self.register_buffer("written", x)
 
 
+class Normalizes(Made):
+    """Statistics from batches that the constructor passes through its layers (LSUV, ActNorm, calibration)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.norm = nn.Linear(6, 8), nn.BatchNorm1d(8)
+        self.mean, self.instance = nn.BatchNorm1d(8, momentum=None), nn.InstanceNorm1d(8, track_running_stats=True)
+        x = torch.randn(9, 6)
+        self.norm(self.lin(x))
+        with torch.no_grad():
+            y = self.mean(self.norm(self.lin(2 * x)))
+            self.mean(y + 1)
+        self.instance(torch.randn(3, 8, 5))
+        self.register_buffer("scale", self.norm.running_var.rsqrt())
+
+
+class Resizes(Made):
+    """Results that go into tensors without elements, or with fewer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        joined, counted, wider = torch.empty(0), torch.empty(0), torch.zeros(3)
+        torch.cat([torch.ones(5), torch.randn(7)], out=joined)
+        torch.arange(5.0, out=counted)
+        wider.resize_(4, 3).normal_()
+        self.joined, self.counted, self.wider = (nn.Parameter(t) for t in (joined, counted, wider))
+
+
 EXACT = [
     SkipsOnMeta, SkipsWhatIsMeta, OnlyOnTheCpu, AsksTheDefaultDevice, Flagged, SkipInit, MetaThenEmpty, Written, Numpy,
     Laws, Seeds, OwnGenerators, OtherSources, Looks, Loads, Outside, Caches, Moves, Tied,
-    Rotary, Blocks, Dtypes, Draws, OtherDtypes, OtherStrides, Places,
+    Rotary, Blocks, Dtypes, Draws, OtherDtypes, OtherStrides, Places, Normalizes, Resizes,
 ]  # fmt: skip
 
 

@@ -119,6 +119,29 @@ def test_such_a_backward_is_exact_on_one_rank(kind: str) -> None:
     assert_parity(carries("one", b=f"Backwards {kind}"))
 
 
+LATER = {
+    "unpack": "the backward changes b.number, which the forward reads",
+    "checkpoint": "the backward changes b.number, which the forward reads",
+    "checkpointed norm": "the backward changes b.norm.num_batches_tracked, which the forward reads",
+    "custom op": CHANGES,
+}
+
+
+@pytest.mark.parametrize("kind", LATER)
+def test_state_that_other_code_changes_in_the_backward_is_refused_over_stages(kind: str) -> None:
+    """Saved tensors that are unpacked, a checkpoint that runs again, the backward of a custom operator."""
+    assert refusal("apart", b=f"RunsLater {kind}").startswith(LATER[kind])
+
+
+@pytest.mark.parametrize("kind", LATER)
+def test_such_state_is_exact_on_one_rank(kind: str) -> None:
+    assert_parity(carries("one", b=f"RunsLater {kind}"))
+
+
+def test_a_checkpoint_without_state_is_exact_over_stages() -> None:
+    assert_parity(carries("apart", b="RunsLater checkpointed layer"), parts=2)
+
+
 HOOKS = ["object", "method", "partial", "defaults", "dict", "pre-hook"]
 
 

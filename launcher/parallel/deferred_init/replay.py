@@ -186,10 +186,11 @@ def _laid_out(t: torch.Tensor, recorded: torch.Tensor) -> torch.Tensor:
             f"an operation of the constructor makes {now} on the CPU, but {was} on the meta device"
         )
     t = t.resolve_conj().resolve_neg()
-    place = (recorded.stride(), recorded.storage_offset())
+    place, nbytes = (recorded.stride(), recorded.storage_offset()), recorded.untyped_storage().nbytes()
     if (t.stride(), t.storage_offset()) == place:
+        if t.untyped_storage().nbytes() < nbytes:  # a later ``out=`` or ``resize_`` has made it larger
+            t.untyped_storage().resize_(nbytes)
         return t
-    nbytes = recorded.untyped_storage().nbytes()
     made = torch.empty(nbytes, dtype=torch.uint8).view(t.dtype) if t.numel() else t.new_empty(0)
     return made.as_strided(t.shape, *place).copy_(t)
 

@@ -40,6 +40,9 @@ FILLS = (
     "cauchy_",
     "log_normal_",
 )
+BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+STATISTICS = ("running_mean", "running_var")
+"""What ``BATCH_NORMS`` write in training, although their schemas do not say so."""
 META, CPU = torch.device("meta"), torch.device("cpu")
 
 
@@ -375,7 +378,9 @@ def _arguments(func: Any) -> tuple[tuple[str, bool], ...]:
 
     The result is cached, because torch rebuilds the arguments on each access.
     """
-    return tuple((a.name, a.alias_info is not None and a.alias_info.is_write) for a in func._schema.arguments)
+    unsaid = STATISTICS if name_of(func) in BATCH_NORMS else ()
+    infos = ((a.name, a.alias_info) for a in func._schema.arguments)
+    return tuple((n, n in unsaid or (info is not None and info.is_write)) for n, info in infos)
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

@@ -11,16 +11,23 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch._library.custom_ops import CustomOpDef
 from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
 
 from launcher.parallel.model_state.deep_copy import TORCH_ATTRIBUTES, cells, hooks
 from launcher.parallel.model_state.library_attributes import imported
 from launcher.parallel.model_state.python_state import PLAIN, library
 
 HOOKING = frozenset(
-    {"apply", "register_hook", "register_multi_grad_hook", "register_prehook", "grad", "retain_grad"}
-)
-"""Names in code that may register a hook of the backward, or read a gradient that it left."""
+    {
+        "apply", "checkpoint", "grad", "ops", "register_hook", "register_multi_grad_hook",
+        "register_post_accumulate_grad_hook", "register_prehook", "retain_grad", "saved_tensors_hooks",
+    }
+)  # fmt: skip
+"""Names in code that may let its own code run in the backward, or read a gradient that it left."""
+RUNS_CODE_LATER = ("torch.autograd.graph", "torch.utils.checkpoint", CustomOpDef.__module__)
+"""Modules of torch that call a model's code in the backward; they may have other names in its files."""
 
 MOST = 10_000
 _OF_CLASSES: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
@@ -45,10 +52,10 @@ def hooks_backward(module: nn.Module) -> bool:
 
 
 def _leads_to_hooks(starts: list[Any]) -> bool:
-    """Returns true if one of these objects, or one that it refers to, has code with a name of ``HOOKING``."""
-    for value in reachable(starts, library):
+    """Returns true if one of these objects, or one that it refers to, lets code run in the backward."""
+    for value in reachable(starts, lambda name: library(name) and name not in RUNS_CODE_LATER):
         if isinstance(value, type):
-            if issubclass(value, Function):
+            if issubclass(value, Function | saved_tensors_hooks | CustomOpDef):
                 return True
         elif HOOKING & _names(value.__code__):
             return True
