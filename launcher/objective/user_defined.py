@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -44,10 +48,12 @@ class OwnLoss:
 
     def __call__(self, output: Output, target: Tensor, parts: ClassShards | None = None) -> Tensor:
         assert parts is None, "the planner does not shard outputs for a loss of your own"
+        # counted first, as for the global batch: the call may change the targets
+        known = self.count(target)
         total, count = self.pair(output, target)
 
         # different counts make the loss NaN, because a check would wait for the GPU
-        apart = (count - self.count(target)).abs()
+        apart = (count - known).abs()
         self._apart = apart if self._apart is None else self._apart + apart
         return torch.where(apart == 0, total, torch.nan)
 
@@ -60,6 +66,10 @@ class OwnLoss:
 
     def count(self, target: Tensor) -> Tensor:
         return number(self._made.count(target), f"{self._name}.count(target)", target)
+
+    @property
+    def instance(self) -> object:
+        return self._made
 
     def problem(self) -> str:
         if self._apart is None or not self._apart.item():
@@ -140,9 +150,18 @@ CLOSE, CLOSE_FP32 = 1e-9, 1e-6
 The second one is for float32: in fp32 training, layouts may differ by this much. A loss that rounds to fewer
 bits must meet it too, because otherwise its sums would differ more between layouts.
 """
-SAMPLES = 4
+SAMPLES, TIMES = 4, 16
+"""How many samples are tried, and how many times as many once more."""
+UNTRAINED = "which would not be trained; move it into the model"
+FAR = 20.0
+"""How far the outputs of trained samples are from untrained ones."""
+MANY = (10, 1000, 1_000_000)
+"""How many calls more a loss that counts them is tried after."""
+SCALES = (1.0, 20.0, 0.01)
+"""Widths of the ranges of outputs that are tried: from 0 to 1 as drawn, the others around 0."""
 
 Call = Callable[[Output, Tensor], tuple[Tensor, Tensor]]
+Gradients = list[Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -195,11 +214,47 @@ def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Pr
         except RunError as error:
             return Problem(tried.key, str(error))
 
-    # again in float64, where rounding hides less; a class for float32 may raise any error there
-    try:
-        return next(_wrong(tried, wide, count), None)
-    except Exception:
+    if in_run is not None:
         return in_run
+
+    # again in float64, where rounding hides less; with outputs of other sizes and better ones, for which it
+    # may take another branch; and with more samples
+    trials = [(tried, partial(each, wide, partial(_sized, scale=scale))) for scale in SCALES]
+    if count is not None:
+        trials.append((tried, partial(_half_trained, tried, wide)))
+    if TIMES * n * sum(prod(t.shape) for t in tried.made) <= FEW:
+        many = replace(tried, targets=torch.cat([tried.targets] * TIMES))
+        trials.append((many, partial(_outputs, many, stream)))
+    for trial, outputs in trials:
+        with suppress(Exception):  # a class for float32, or for numbers from 0 to 1, may raise any error
+            found = next(_wrong(trial, outputs(), count), None)
+            if found is not None:
+                return found
+    return None
+
+
+def _outputs(tried: Tried, stream: torch.Generator) -> Output:
+    drawn = [_drawn(t, len(tried.targets), stream) for t in tried.made]
+    return formed(drawn if tried.keys else drawn[0], tried.keys)
+
+
+def _half_trained(tried: Tried, output: Output) -> Output:
+    """Returns outputs of which every second sample has a much smaller loss, as late in a training."""
+    grads = iter(_called(tried, output, tried.targets, trains=True)[2])
+
+    def lowered(t: Tensor) -> Tensor:
+        g = next(grads) if t.is_floating_point() else None
+        t = t.clone()
+        if g is not None:
+            steepest = g.abs().flatten(1).amax(1).clamp(min=1e-9)
+            t[::2] -= FAR * (g / steepest.view(-1, *(1,) * (g.dim() - 1)))[::2]
+        return t
+
+    return each(output, lowered)
+
+
+def _sized(t: Tensor, scale: float) -> Tensor:
+    return (t - 0.5) * scale if t.is_floating_point() and scale != 1.0 else t
 
 
 def _shape(t: Tensor) -> str:
@@ -229,15 +284,18 @@ class _Narrowed(TorchFunctionMode):
 
 def _wrong(tried: Tried, output: Output, count: Callable[[Tensor], Tensor] | None) -> Iterator[Problem]:
     # over all samples
-    trained = each(output, lambda t: _trained(t) if count is not None else t)
+    alone = None if count is None else count(tried.targets)
+    streams = _streams()
     with _Narrowed() as narrowed:
-        total, counted = tried.call(trained, tried.targets)
+        total, counted, grads = _called(tried, output, tried.targets, trains=count is not None)
     close = CLOSE_FP32 if narrowed.seen else CLOSE
-    if count is not None:
+    if streams != _streams():
+        text = "it draws random numbers, and each layout would draw others; draw in the model or the data"
+        yield Problem(tried.key, f"{tried.name}: {text}")
+    if alone is not None:
         if not total.requires_grad:
             text = "its sum has no gradient: compute it from the output with torch's operations"
             yield Problem(tried.key, f"{tried.name}: {text}")
-        alone = count(tried.targets)
         if alone.item() != counted.item():
             text = f"it counts {counted.item():g}, but its count(target) is {alone.item():g}"
             yield Problem(tried.key, f"{tried.name}: {text}; both must be the same")
@@ -248,13 +306,85 @@ def _wrong(tried: Tried, output: Output, count: Callable[[Tensor], Tensor] | Non
         if dim >= tried.targets.dim() or tried.targets.shape[dim] < 2:
             continue
         for parts in _cuts(output, tried.targets, dim):
-            first, second = (tried.call(*part) for part in parts)
-            for of, total_value, a, b in zip(("sum", "count"), (total, counted), first, second, strict=True):
+            first, second = (_called(tried, *part, trains=count is not None) for part in parts)
+            of_each = zip(("sum", "count"), (total, counted), first[:2], second[:2], strict=True)
+            for of, total_value, a, b in of_each:
                 once, twice = total_value.item(), a.item() + b.item()
-                if abs(twice - once) > close * max(abs(twice), abs(once)):
+                if abs(twice - once) > close * max(abs(twice), abs(once), abs(a.item())):
                     text = f"its {of} over all {unit} is {once:g}, but over two parts of them {twice:g}"
                     why = "a batch is cut into micro batches and over ranks, so sums and counts must add up"
                     yield Problem(tried.key, f"{tried.name}: {text}; {why}")
+            if not all(map(partial(_joined, dim=dim, close=close), grads, first[2], second[2])):
+                text = f"its gradient over all {unit} is another one than over two parts of them"
+                why = "a batch is cut into micro batches and over ranks, so the backward of a sample must not"
+                yield Problem(tried.key, f"{tried.name}: {text}; {why} depend on the others")
+
+
+def _called(tried: Tried, output: Output, target: Tensor, trains: bool) -> tuple[Tensor, Tensor, Gradients]:
+    """Returns the sum, the count and the gradients of the outputs; what the class changes is a copy."""
+    if not trains:
+        return (*tried.call(each(output, torch.clone), target.clone()), [])
+    leaves = each(output, _trained)
+    total, counted = tried.call(each(leaves, torch.clone), target.clone())
+    wanted = [t for t in tensors(leaves) if t.requires_grad]
+    if _trains_others(total, wanted):
+        raise RunError(f"{tried.name}: it has a tensor that requires a gradient, {UNTRAINED}")
+    grads = torch.autograd.grad(total, wanted, allow_unused=True) if total.requires_grad else ()
+    return total, counted, [*grads]
+
+
+def _trains_others(total: Tensor, wanted: list[Tensor]) -> bool:
+    """Returns true if ``total`` has a gradient for a tensor that is not in ``wanted``."""
+    nodes, seen = [total.grad_fn], set[Any]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [following for following, _ in node.next_functions]
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor) and all(leaf is not t for t in wanted):
+            return True
+    return False
+
+
+def counting_problem(tried: Tried, instance: object) -> Problem | None:
+    """Returns the problem of an ``instance`` that counts its calls, and whose sum changes after many."""
+    if sum(prod(t.shape) for t in tried.made) * len(tried.targets) > FEW:
+        return None
+    output = _outputs(tried, torch.Generator().manual_seed(0))
+    with suppress(Exception):  # a class for float32
+        before = _counters(instance)
+        total = _called(tried, output, tried.targets, trains=False)[0]
+        counters = {name: n for name, n in _counters(instance).items() if before.get(name, n) != n}
+        for many in MANY if counters else ():
+            vars(instance).update({name: n + many for name, n in counters.items()})
+            later = _called(tried, output, tried.targets, trains=False)[0]
+            if later.item() != total.item():
+                text = f"it counts its calls ({', '.join(counters)}), and its sum is another one after more"
+                why = "each layout calls it another number of times, and no checkpoint contains the count"
+                return Problem(tried.key, f"{tried.name}: {text}; {why}. Count in a buffer of the model")
+    return None
+
+
+def _counters(instance: object) -> dict[str, int]:
+    values: dict[str, object] = getattr(instance, "__dict__", {})
+    return {name: n for name, n in values.items() if type(n) is int}
+
+
+def _joined(whole: Tensor | None, a: Tensor | None, b: Tensor | None, dim: int, close: float) -> bool:
+    """Returns true if the gradients of two parts are those of the whole; a missing one is zero."""
+    if whole is None:
+        return not any(t is not None and t.any() for t in (a, b))
+    if a is None or b is None:
+        return True  # a part in which nothing counts
+    apart = (torch.cat([a, b], dim) - whole).abs().amax()
+    return not bool(apart > close * whole.abs().amax())
+
+
+def _streams() -> tuple[bytes, object, str]:
+    """Returns the states of the global random streams of torch, Python and numpy."""
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), repr(np.random.get_state())
 
 
 def _trained(t: Tensor) -> Tensor:

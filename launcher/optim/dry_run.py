@@ -223,6 +223,9 @@ def advance(
         raise Broken(f"its step() without a closure fails on dense gradients: {user_error(error)}") from error
     if theirs != _members(optimizer):
         raise Broken("it puts other tensors into its groups in place of the parameters")
+    if not all(p.requires_grad for p in params):
+        why = "it freezes parameters (requires_grad), which shards and a resumed run do not know"
+        raise Broken(f"{why}; leave out their update instead, or freeze them in the model")
     if rates != _rates(optimizer):
         raise Broken("it changes the lr of its groups, which the schedule sets before every step")
 

@@ -148,10 +148,17 @@ def data_notes(job: Job, sizes: Sizes) -> list[Note]:
     if not isinstance(job.data, Target):
         return []
     from launcher.data.torch_datasets.open import opened
-    from launcher.data.torch_datasets.repeatable_items import unsteady
+    from launcher.data.torch_datasets.repeatable_items import unsteady, unsteady_source
 
     one = opened(job.data, job.seed, job.security.allow)
-    if one.reading == "shuffled":  # a Source defines its own order
+    if one.reading == "shuffled":  # a Source, which is not read in epochs
+        refuse(
+            [
+                *unsteady_source(
+                    job.data.target, one.train, opened(job.data, job.seed, job.security.allow).train
+                )
+            ]
+        )
         return []
     refuse([*unsteady(one, opened(job.data, job.seed, job.security.allow))])
     refuse([*_too_few(one, job, sizes)])
@@ -189,7 +196,7 @@ def objective_problems(job: Job, made: Plan, target: TensorSpec) -> Iterator[Pro
     """Problems of each loss and metric. Raises ``RequestError`` if one cannot be constructed or called."""
     import torch
 
-    from launcher.objective.user_defined import OwnLoss, OwnMetric, Tried, problem
+    from launcher.objective.user_defined import OwnLoss, OwnMetric, Tried, counting_problem, problem
 
     allow = job.security.allow
     output = tuple(replace(t, shape=t.shape[1:]) for t in made.output)
@@ -197,7 +204,7 @@ def objective_problems(job: Job, made: Plan, target: TensorSpec) -> Iterator[Pro
     if isinstance(job.loss, Target):
         loss = OwnLoss(job.loss, allow, cpu)
         tried = Tried("loss._target_", job.loss.target, loss.pair, output, targets, pieces, made.output_keys)
-        refusal = problem(tried, loss.count)
+        refusal = problem(tried, loss.count) or counting_problem(tried, loss.instance)
         yield from [refusal] if refusal else []
     for one in job.metrics:
         if isinstance(one, Target):

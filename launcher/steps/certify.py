@@ -173,7 +173,7 @@ def _compare(s: Setup, steps: int) -> None:
         _next_batch(live, judge)
         _look(live)
         _step(live, s, clip)
-        _next_batch(live, judge)
+        _next_batch(live, judge, epoch=True)
         _validate(live, judge, full_micro_batches=drawing)
     except _NoNumbers:
         return
@@ -347,23 +347,31 @@ def _exported(saved: Path, path: Path, live: Session) -> Mapping[str, Tensor]:
 
 
 def _look(live: Session) -> None:
-    """Runs a validation before a step, which must not affect the step."""
+    """Runs validations before a step, which must not affect the step."""
     if len(live.feed.val) and not live.plan.observed.unsteady:
         loop.validate(live, 1)
+        if live.average is not None:
+            with live.average.in_place():
+                loop.validate(live, 1)
 
 
-def _next_batch(live: Session, judge: Judge | None) -> None:
-    """Compares what every rank would read next with the reference."""
-    batch, sizes = live.feed.batch(live.step), live.plan.sizes
-    ins = digest(batch.inputs) if batch.inputs else ""
-    out = "" if batch.targets is None else digest([batch.targets])
-    every = gather((live.feed.part, ins, out), tuple[int, str, str])
-    if judge and every:
-        xs, y = judge.training.batch(judge.done)
-        for rank, (part, got_in, got_out) in enumerate(every):
-            mine = slice(part * sizes.local_batch, (part + 1) * sizes.local_batch)
-            same = got_in in ("", digest([x[mine] for x in xs])) and got_out in ("", digest([y[mine]]))
-            judge.samples(rank, same)
+def _next_batch(live: Session, judge: Judge | None, epoch: bool = False) -> None:
+    """Compares what every rank would read next with the reference; if ``epoch``, in the next epoch too."""
+    feed, sizes = live.feed, live.plan.sizes
+    ahead = [0]
+    if epoch and feed.stream is None:
+        ahead.append(-(-len(feed.train) // sizes.global_batch))
+    for more in ahead:
+        batch = feed.batch(live.step + more)
+        ins = digest(batch.inputs) if batch.inputs else ""
+        out = "" if batch.targets is None else digest([batch.targets])
+        every = gather((feed.part, ins, out), tuple[int, str, str])
+        if judge and every:
+            xs, y = judge.training.batch(judge.done + more)
+            for rank, (part, got_in, got_out) in enumerate(every):
+                mine = slice(part * sizes.local_batch, (part + 1) * sizes.local_batch)
+                same = got_in in ("", digest([x[mine] for x in xs]))
+                judge.samples(rank, same and got_out in ("", digest([y[mine]])), in_next_epoch=more > 0)
 
 
 def digest(tensors: Iterable[Tensor]) -> str:

@@ -39,10 +39,10 @@ class Miscounted(Weighted):
 
 
 class LaterMiscounted(Weighted):
-    """A wrong count for batches that are larger than those with which a plan tries the loss."""
+    """A wrong count for batches of a size with which a plan does not try the loss."""
 
     def count(self, target: Tensor) -> Tensor:
-        return super().count(target) + (len(target) > 4)
+        return super().count(target) + (len(target) == 8)
 
 
 class Uncounted:
@@ -144,3 +144,100 @@ class Float32Weights(Narrow):
 
     def weights(self, target: Tensor) -> Tensor:
         return super().weights(target).float()
+
+
+class Summed:
+    """Cross entropy, by its sum; the classes below differ from it in one place."""
+
+    def __call__(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return self.each(output, target).sum(), self.count(target)
+
+    def each(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output.flatten(0, -2), target.flatten(), ignore_index=-100, reduction="none")
+
+    def count(self, target: Tensor) -> Tensor:
+        return (target != -100).sum()
+
+
+class HookedNorm(Summed):
+    """Its hook divides the gradient of each batch by its norm."""
+
+    def __call__(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        if output.requires_grad:
+            output.register_hook(lambda g: g / g.norm())
+        return super().__call__(output, target)
+
+
+class DetachedWeights(Summed):
+    """A sum that adds up, with the gradient of terms that are weighted by the batch's mean."""
+
+    def each(self, output: Tensor, target: Tensor) -> Tensor:
+        terms = super().each(output, target)
+        weighted = terms * (terms / terms.mean()).detach()
+        return weighted + (terms - weighted).detach()
+
+
+class FlipsLabels(Summed):
+    """Rarely flips a label at random."""
+
+    def each(self, output: Tensor, target: Tensor) -> Tensor:
+        return super().each(output, torch.where(torch.rand(target.shape) < 1e-6, 0, target))
+
+
+class OwnTemperature(Summed):
+    """Keeps a temperature that it trains by itself."""
+
+    def __init__(self) -> None:
+        self.log_t = torch.zeros((), dtype=torch.float64, requires_grad=True)
+
+    def each(self, output: Tensor, target: Tensor) -> Tensor:
+        return super().each(output * self.log_t.exp(), target)
+
+
+class WarmsUp(Summed):
+    """Counts its calls, and has another weight after a few hundred."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def each(self, output: Tensor, target: Tensor) -> Tensor:
+        self.calls += 1
+        return super().each(output, target) * (2 if self.calls > 300 else 1)
+
+
+class HardOnly(Summed):
+    """The mean of the hard terms alone as soon as some are easy."""
+
+    def each(self, output: Tensor, target: Tensor) -> Tensor:
+        terms = super().each(output, target)
+        hard = terms > 0.1
+        return terms * hard / (hard | (terms == 0)).double().mean()
+
+
+class ByPlace(Summed):
+    """The first four samples of a batch count twice."""
+
+    def each(self, output: Tensor, target: Tensor) -> Tensor:
+        weight = torch.ones(target.shape, dtype=output.dtype)
+        weight[4:] = 0.5
+        return super().each(output, target) * weight.flatten()
+
+
+class Rewrites(Summed):
+    """Ignores class 7 by rewriting it in the targets, so that the counts before and after a call differ."""
+
+    def __call__(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        target[target == 7] = -100
+        return super().__call__(output, target)
+
+
+class InPlace(Summed):
+    """Changes the output in place, and takes the gradient of its own sum: correct."""
+
+    def __call__(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        if output.requires_grad:
+            output.sub_(output.detach().amax(-1, keepdim=True))
+            total, count = super().__call__(output, target)
+            (slope,) = torch.autograd.grad(total, output, create_graph=True)
+            return total + 0.1 * slope.square().sum(), count
+        return super().__call__(output, target)

@@ -166,6 +166,33 @@ def test_a_loss_or_metric_that_does_not_add_up_over_samples_is_refused(
     assert problem.text.endswith(f"; {CUT}")
 
 
+UNSTEADY: dict[str, str] = {
+    "HookedNorm": "its gradient over all samples is another one than over two parts of them; a batch is cut into micro "
+    "batches and over ranks, so the backward of a sample must not depend on the others",
+    "DetachedWeights": "its gradient over all samples is another one than over two parts of them",
+    "FlipsLabels": "it draws random numbers, and each layout would draw others; draw in the model or the data",
+    "OwnTemperature": "it has a tensor that requires a gradient, which would not be trained; move it into the model",
+    "WarmsUp": "it counts its calls (calls), and its sum is another one after more; each layout calls it "
+    "another number of times, and no checkpoint contains the count. Count in a buffer of the model",
+    "HardOnly": "its sum over all samples is ",
+    "ByPlace": "its sum over all samples is ",
+    "Rewrites": "it counts 9, but its count(target) is 10; both must be the same",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSTEADY)
+def test_a_loss_that_another_layout_would_train_differently_is_refused(name: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        plan_job(job_with_loss(loss=own(name), data=HOLED))
+    (problem,) = caught.value.problems
+    assert problem.key == "loss._target_"
+    assert problem.text.startswith(f"{OWN}.{name}: {UNSTEADY[name]}")
+
+
+def test_a_loss_that_changes_its_output_in_place_is_planned() -> None:
+    plan_job(job_with_loss(loss=own("InPlace")))
+
+
 def rank_steps(world: World, j: Job, plan: Plan, folder: Path) -> None:
     s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
     loop.step(s, None, measuring=True)

@@ -387,3 +387,15 @@ class Scaled(Base):
 
     def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
         return g * (-group["lr"] * getattr(p, "scale", 1.0))
+
+
+class Freezes(Base):
+    """Freezes vectors after two steps."""
+
+    def __init__(self, params: Params, lr: float = 0.01) -> None:
+        super().__init__(params, lr, k=0)
+
+    def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
+        group["k"] += 1
+        p.requires_grad_(p.ndim > 1 or group["k"] < 20)
+        return -group["lr"] * g

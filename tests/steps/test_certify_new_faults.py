@@ -7,16 +7,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from launcher.data import source
 from launcher.parallel import grad_norm, gradient_all_reduce, parallel_model, stages, tied_parameters
 from launcher.parallel.deferred_init import compare_builds, constructor, fill, replay
 from launcher.parallel.dispatch.training_mode import Modes
 from launcher.plan.refusals import model as model_effects
-from launcher.runtime.training import batches, checkpoint_tensors, loop, pipeline
+from launcher.runtime.training import averaging, batches, checkpoint_tensors, loop, pipeline
 from launcher.steps import certify
 from launcher.steps.certification.oracle import model as reference
 from tests.steps.certified import REPLICAS, SHARDED, STAGES, TWO, certificate, of
@@ -236,6 +238,31 @@ def rounded_at_a_save(patch: Patch) -> None:
     patch.setattr(checkpoint_tensors, "load", wrong)
 
 
+def average_left_in_place(patch: Patch) -> None:
+    """A validation of the average leaves it in the model."""
+    patch.setattr(averaging.WeightAverage, "put_back", lambda self: None)
+
+
+def every_epoch_alike(patch: Patch) -> None:
+    """The second epoch has the order of the first."""
+    real = source.batch_indices
+
+    def wrong(seed: int, step: int, size: int, n: int) -> Any:
+        return np.concatenate([real(seed, i % n, 1, n) for i in range(step * size, (step + 1) * size)])
+
+    patch.setattr(source, "batch_indices", wrong)
+
+
+def norm_without_a_stage(patch: Patch) -> None:
+    real = grad_norm.build
+
+    def wrong(model: Any) -> grad_norm.Norm:
+        good = real(model)
+        return good if model.parts[0].stage.index == 0 else grad_norm.Norm((), good.copies)
+
+    patch.setattr(grad_norm, "build", wrong)
+
+
 Fault = tuple[Any, dict[str, Any], dict[str, Any], str]
 ONCE: dict[str, Fault] = {
     "masks of each rank's own": (
@@ -298,6 +325,17 @@ NEW: dict[str, Fault] = {
         r"the weights at step 0 of a\.weight: differs from a plain construction with the same draws",
     ),
     "targets of other samples": (rows_reversed, TWO, of("Net"), r"step 1: the loss: \S+ from one process"),
+    "an average that a validation leaves in the model": (
+        average_left_in_place, TWO, of("Net", train__ema={"decay": 0.75, "every": 1}),
+        r"step 4: the loss: \S+ from one process",
+    ),
+    "the order of the first epoch in the second": (
+        every_epoch_alike, TWO, of("Net"),
+        r"step 5: the samples of the next batch of rank 0: rank 0 would read other samples in the next epoch",
+    ),
+    "a norm without a stage": (
+        norm_without_a_stage, STAGES, of("Net"), r"step 1: the global gradient norm: \S+ from one process",
+    ),
     "a checkpoint of fewer bits": (
         rounded_at_a_save, SHARDED, of("Net"), r"step 3: what was loaded of \S+: \d\.\de-03 from one process",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from launcher.data.source import Dataset, Source
 from launcher.data.torch_datasets.items import problems
 from launcher.data.torch_datasets.open import KEY
-from launcher.data.torch_datasets.readers import IndexedStream, MapStyle
+from launcher.data.torch_datasets.readers import IndexedStream, MapStyle, global_generators
 from launcher.errors import Problem
 
 ITEMS, TIMES = 4, 4
@@ -20,6 +21,12 @@ ITEMS, TIMES = 4, 4
 
 DRAW = (
     "draw from the global random streams of torch, numpy or Python, which are seeded by (seed, epoch, item)"
+)
+
+
+STEADY = (
+    "a Source returns samples by index alone: draw from a generator that the index seeds, or write a "
+    "torch Dataset, whose draws from the global random streams are seeded by (seed, epoch, item)"
 )
 
 
@@ -34,6 +41,36 @@ def unsteady(one: Dataset, other: Dataset) -> Iterator[Problem]:
         if problem is not None:
             yield problem
             return
+
+
+def unsteady_source(name: str, mine: Source, theirs: Source) -> Iterator[Problem]:
+    """Yields a problem if samples of a user's ``Source`` depend on anything but their index.
+
+    ``theirs`` is the same request, opened again: each rank builds its own, and reads other samples with it.
+    """
+    n = min(ITEMS, len(mine))
+    every = np.arange(n)
+    with suppress(Exception), global_generators() as put:  # the run reports what the class raises
+        put(0)
+        once = [*mine.inputs(every), mine.targets(every)]
+        if any(len(t) != n for t in once):
+            return
+        rows = [[t[i : i + 1].clone() for t in once] for i in range(n)]
+        for seed in range(1, TIMES):
+            put(seed)
+            again = _read(mine, n)
+            back = [*theirs.inputs(every[::-1].copy()), theirs.targets(every[::-1].copy())]
+            backward = [[t[n - 1 - i : n - i] for t in back] for i in range(n)]
+            others: tuple[tuple[Sequence[Sequence[Tensor]], str], ...]
+            others = ((again, "is read again, alone"), (backward, "is read by another rank"))
+            for other, how in others:
+                if any(len(t) != 1 for row in other for t in row):
+                    return
+                at = _differs(rows, other)
+                if at is not None:
+                    text = f"sample {at} differs when it {how}, so no two layouts would train the same"
+                    yield Problem(KEY, f"{name}: {text}; {STEADY}")
+                    return
 
 
 def _unsteady(mine: Source, theirs: Source) -> Problem | None:
@@ -79,7 +116,7 @@ def _read(source: Source, n: int, first: int = 0) -> list[Sequence[Tensor]]:
     return [(*source.inputs(row), source.targets(row)) for row in rows]
 
 
-def _differs(a: list[Sequence[Tensor]], b: list[Sequence[Tensor]]) -> int | None:
+def _differs(a: Sequence[Sequence[Tensor]], b: Sequence[Sequence[Tensor]]) -> int | None:
     """Returns the index of the first item that is not bitwise equal; ``None`` if all are."""
     for at, (one, other) in enumerate(zip(a, b, strict=True)):
         if len(one) != len(other) or not all(map(_same, one, other)):
