@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import ceil, cos, isfinite, nan, pi, sqrt
 from numbers import Real
@@ -112,22 +113,29 @@ def build_own(settings: Target, allow: tuple[str, ...]) -> Callable[[int], float
     return factor
 
 
-def problem(settings: Target, allow: tuple[str, ...], steps: int) -> Problem | None:
+def problem(
+    settings: Target,
+    allow: tuple[str, ...],
+    steps: int,
+    undone: Callable[[object], AbstractContextManager[object]] = nullcontext,
+) -> Problem | None:
     """Returns the problem of the schedule at one of the ``steps``, if it has one.
 
-    Raises ``RequestError`` if it cannot be built or called.
+    ``undone`` returns a block in which changes to variables of the schedule's file are undone on exit: a
+    resumed run is a new process. Raises ``RequestError`` if the schedule cannot be built or called.
     """
     tried = range(steps - 1, -1, -ceil(steps / MOST))[::-1]
     again = tried[:: -ceil(len(tried) / AGAIN)]
     name, made, multipliers = settings.target, _made(settings, allow), {}
-    for step in tried:
-        with owned(KEY, f"{name}: it cannot be called with step {step}"):
-            value = made(step)
-        number = _number(value)
-        if number is None:
-            return Problem(KEY, f"{name}: at step {step} it returns {_bad_factor(value)}")
-        if step in again:
-            multipliers[step] = number
+    with undone(made):
+        for step in tried:
+            with owned(KEY, f"{name}: it cannot be called with step {step}"):
+                value = made(step)
+            number = _number(value)
+            if number is None:
+                return Problem(KEY, f"{name}: at step {step} it returns {_bad_factor(value)}")
+            if step in again:
+                multipliers[step] = number
 
     # a run that resumes begins with another step
     other = _made(settings, allow)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -368,8 +368,12 @@ def _schedule_problems(job: Job, steps: int, traces: Traces | None) -> list[Prob
     if not isinstance(job.schedule, Target):
         return []
     from launcher.optim import schedule
+    from launcher.parallel.model_state.module_globals import files, put_back
 
-    rate = partial(schedule.problem, job.schedule, job.security.allow, steps)
+    def undone(made: object) -> AbstractContextManager[None]:
+        return put_back(files(type(made)))
+
+    rate = partial(schedule.problem, job.schedule, job.security.allow, steps, undone)
     problem = rate() if traces is None else traces.rated((job.schedule, steps), rate)
     return [problem] if problem else []
 

@@ -94,6 +94,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "at the last step": ("Gives", {"value": "-1", "at": 4}, f"at step 4 it returns -1, {SHARE}"),
     "a counter": ("Counts", {}, f"at step 4 it returns 0.2 after earlier steps, but 1.0 without them; {ANYWHERE}"),
+    "a cache in its class": (
+        "Cached", {}, f"at step 4 it returns 0.2 after earlier steps, but 1.0 without them; {ANYWHERE}"
+    ),
     "in order": (
         "InOrder", {}, "it cannot be called with step 4 first: AttributeError: 'InOrder' object has no attribute "
         "'start' (own_schedules.py:N, in __call__: return self.start / (step + 1))",
@@ -163,7 +166,7 @@ def test_nothing_of_a_package_that_is_not_trusted_is_built():
 
 def test_many_plans_try_it_once(monkeypatch):
     tried: list[int] = []
-    monkeypatch.setattr(own_schedule, "problem", lambda settings, allow, steps: tried.append(steps))
+    monkeypatch.setattr(own_schedule, "problem", lambda settings, allow, steps, undone: tried.append(steps))
     traces = Traces()
     for steps in (5, 5, 7, 5):
         plan_job(job_with_schedule("InverseRoot", steps=steps), traces)
