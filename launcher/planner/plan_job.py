@@ -277,7 +277,7 @@ def _cut_at_leaves_or_stacks(
     resolved: Resolved, request: StageRequest, model: ModelRead, traces: Traces | None
 ) -> Plan:
     reading = read if traces is None else traces.read
-    refuse([*user_classes.document_problems(resolved.job, model)])
+    refuse([*user_classes.document_problems(resolved.job, lambda: model.module)])
     resolved = with_threshold(resolved, model.skeleton, request.sizes.grid)
     job = resolved.job
     traits = _tried(job, model)

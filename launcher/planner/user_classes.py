@@ -22,10 +22,9 @@ from launcher.plan.values.note import Note
 from launcher.plan.values.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from launcher.data.source import Dataset
-    from launcher.planner.trace_model import ModelRead
 
 
 HOOKS = ("on_start", "on_step", "on_eval", "on_save", "on_end")
@@ -124,12 +123,15 @@ def files(job: Job) -> list[str]:
     return modules.files(factory(job.model.target, job.security.allow, nn.Module, key="model._target_"))
 
 
-def document_problems(job: Job, read: ModelRead) -> Iterator[Problem]:
-    """Refuses a model that does not take documents as its second input: it would be silently wrong."""
+def document_problems(job: Job, model: Callable[[], nn.Module]) -> Iterator[Problem]:
+    """Refuses a model that does not take documents as its second input: it would be silently wrong.
+
+    ``model`` returns the user's model; it is called only if the data have documents.
+    """
     documents = apart(job.data)
     if documents is None or not isinstance(job.model, ModelTarget):
         return
-    takes = [p.name for p in signature(read.module.forward).parameters.values() if p.kind in PLACED]
+    takes = [p.name for p in signature(model().forward).parameters.values() if p.kind in PLACED]
     if takes[1:2] != [DOCUMENTS]:
         text = f"{documents.value}: the forward of {job.model.target} takes ({', '.join(takes)})"
         text = f"{text}, but it must also take {DOCUMENTS}"
