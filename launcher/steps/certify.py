@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,8 @@ def _compare(s: Setup, steps: int) -> None:
         _next_batch(live, judge)
         _look(live)
         _step(live, s, clip)
-        _next_batch(live, judge, epoch=True)
+        _next_batch(live, judge)
+        _next_epoch(live, judge)
         _validate(live, judge, full_micro_batches=drawing)
     except _NoNumbers:
         return
@@ -355,23 +357,26 @@ def _look(live: Session) -> None:
                 loop.validate(live, 1)
 
 
-def _next_batch(live: Session, judge: Judge | None, epoch: bool = False) -> None:
-    """Compares what every rank would read next with the reference; if ``epoch``, in the next epoch too."""
-    feed, sizes = live.feed, live.plan.sizes
-    ahead = [0]
-    if epoch and feed.stream is None:
-        ahead.append(-(-len(feed.train) // sizes.global_batch))
-    for more in ahead:
-        batch = feed.batch(live.step + more)
-        ins = digest(batch.inputs) if batch.inputs else ""
-        out = "" if batch.targets is None else digest([batch.targets])
-        every = gather((feed.part, ins, out), tuple[int, str, str])
-        if judge and every:
-            xs, y = judge.training.batch(judge.done + more)
-            for rank, (part, got_in, got_out) in enumerate(every):
-                mine = slice(part * sizes.local_batch, (part + 1) * sizes.local_batch)
-                same = got_in in ("", digest([x[mine] for x in xs]))
-                judge.samples(rank, same and got_out in ("", digest([y[mine]])), in_next_epoch=more > 0)
+def _next_epoch(live: Session, judge: Judge | None) -> None:
+    """Compares what every rank would read an epoch later with the reference, unless the data is a stream."""
+    if live.feed.stream is None:
+        _next_batch(
+            live, judge, ceil(len(live.feed.train) / live.plan.sizes.global_batch), " in the next epoch"
+        )
+
+
+def _next_batch(live: Session, judge: Judge | None, ahead: int = 0, when: str = "") -> None:
+    """Compares what every rank would read next, or ``ahead`` steps later, with the reference."""
+    batch, sizes = live.feed.batch(live.step + ahead), live.plan.sizes
+    ins = digest(batch.inputs) if batch.inputs else ""
+    out = "" if batch.targets is None else digest([batch.targets])
+    every = gather((live.feed.part, ins, out), tuple[int, str, str])
+    if judge and every:
+        xs, y = judge.training.batch(judge.done + ahead)
+        for rank, (part, got_in, got_out) in enumerate(every):
+            mine = slice(part * sizes.local_batch, (part + 1) * sizes.local_batch)
+            same = got_in in ("", digest([x[mine] for x in xs])) and got_out in ("", digest([y[mine]]))
+            judge.samples(rank, same, when)
 
 
 def digest(tensors: Iterable[Tensor]) -> str:

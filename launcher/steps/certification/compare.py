@@ -366,13 +366,10 @@ class Judge:
         want = self.training.validate_average(samples) * self.plan.loss_terms
         self.findings.append(replace(_one(self.done, "validation", loss, want), name="the moving average"))
 
-    def samples(self, rank: int, same: bool, in_next_epoch: bool = False) -> None:
-        """Records whether a rank would read the right samples next; a wrong next epoch is added to it."""
-        when = " in the next epoch" if in_next_epoch else ""
+    def samples(self, rank: int, same: bool, when: str = "") -> None:
+        """Records whether a rank would read the right samples in the next step, or later as ``when`` says."""
         note = "" if same else f"rank {rank} would read other samples{when}"
-        if same and in_next_epoch:
-            return
-        self.findings.append(_judged(self.done + 1, "samples", f"rank {rank}", note))
+        self.findings.append(_judged(self.done + 1, "samples", f"rank {rank}{when}", note))
 
     def _weights(self, part: str, got: GatheredTensors, want: Mapping[str, Tensor]) -> None:
         self._complain(part, self.done, [c for c in got.complaints if c.split(":")[0] in want])
