@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -157,6 +158,8 @@ FAR = 20.0
 """How far the outputs of trained samples are from untrained ones."""
 MANY = (10, 1000, 1_000_000)
 """How many calls more a loss that counts them is tried after."""
+LIBRARIES = ("builtins", "launcher", "torch")
+"""Packages whose classes keep no state of a user's loss."""
 SCALES = (1.0, 20.0, 0.01)
 """Widths of the ranges of outputs that are tried: from 0 to 1 as drawn, the others around 0."""
 
@@ -227,9 +230,8 @@ def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Pr
         trials.append((many, partial(_outputs, many, stream)))
     for trial, outputs in trials:
         with suppress(Exception):  # a class for float32, or for numbers from 0 to 1, may raise any error
-            found = next(_wrong(trial, outputs(), count), None)
-            if found is not None:
-                return found
+            if (wrong := next(_wrong(trial, outputs(), count), None)) is not None:
+                return wrong
     return None
 
 
@@ -353,23 +355,42 @@ def counting_problem(tried: Tried, instance: object) -> Problem | None:
     if sum(prod(t.shape) for t in tried.made) * len(tried.targets) > FEW:
         return None
     output = _outputs(tried, torch.Generator().manual_seed(0))
-    with suppress(Exception):  # a class for float32
-        before = _counters(instance)
-        total = _called(tried, output, tried.targets, trains=False)[0]
-        counters = {name: n for name, n in _counters(instance).items() if before.get(name, n) != n}
-        for many in MANY if counters else ():
-            vars(instance).update({name: n + many for name, n in counters.items()})
-            later = _called(tried, output, tried.targets, trains=False)[0]
-            if later.item() != total.item():
-                text = f"it counts its calls ({', '.join(counters)}), and its sum is another one after more"
-                why = "each layout calls it another number of times, and no checkpoint contains the count"
-                return Problem(tried.key, f"{tried.name}: {text}; {why}. Count in a buffer of the model")
+    before = _integers(instance)
+    try:
+        with suppress(Exception):  # a class for float32
+            total = _called(tried, output, tried.targets, trains=False)[0]
+            counters = {key: n for key, n in _integers(instance).items() if before.get(key, n) != n}
+            for many in MANY if counters else ():
+                _set(instance, {key: n + many for key, n in counters.items()})
+                later = _called(tried, output, tried.targets, trains=False)[0]
+                if later.item() != total.item():
+                    names = ", ".join(name for _, name in counters)
+                    text = f"it counts its calls ({names}), and its sum is another one after more"
+                    why = "each layout calls it another number of times, and no checkpoint contains the count"
+                    return Problem(tried.key, f"{tried.name}: {text}; {why}. Count in a buffer of the model")
+    finally:
+        _set(instance, before)
     return None
 
 
-def _counters(instance: object) -> dict[str, int]:
-    values: dict[str, object] = getattr(instance, "__dict__", {})
-    return {name: n for name, n in values.items() if type(n) is int}
+def _owners(instance: object) -> list[object]:
+    """Returns the objects in which a loss may count: itself, the user's classes of it, and their files."""
+    kinds = [kind for kind in type(instance).__mro__ if kind.__module__.partition(".")[0] not in LIBRARIES]
+    owners = [instance, *kinds, *(sys.modules.get(kind.__module__) for kind in kinds)]
+    return [owner for owner in owners if hasattr(owner, "__dict__")]
+
+
+def _integers(instance: object) -> dict[tuple[int, str], int]:
+    """Returns the integers in attributes of ``_owners``, by the owner's index and the name."""
+    owners = enumerate(map(vars, _owners(instance)))
+    return {(at, name): n for at, values in owners for name, n in values.items() if type(n) is int}
+
+
+def _set(instance: object, integers: Mapping[tuple[int, str], int]) -> None:
+    owners = _owners(instance)
+    for (at, name), n in integers.items():
+        if vars(owners[at]).get(name) != n:
+            setattr(owners[at], name, n)
 
 
 def _joined(whole: Tensor | None, a: Tensor | None, b: Tensor | None, dim: int, close: float) -> bool:

@@ -174,6 +174,7 @@ UNSTEADY: dict[str, str] = {
     "OwnTemperature": "it has a tensor that requires a gradient, which would not be trained; move it into the model",
     "WarmsUp": "it counts its calls (calls), and its sum is another one after more; each layout calls it "
     "another number of times, and no checkpoint contains the count. Count in a buffer of the model",
+    "WarmsUpElsewhere": "it counts its calls (calls), and its sum is another one after more",
     "HardOnly": "its sum over all samples is ",
     "ByPlace": "its sum over all samples is ",
     "Rewrites": "it counts 9, but its count(target) is 10; both must be the same",
