@@ -152,17 +152,11 @@ def data_notes(job: Job, sizes: Sizes) -> list[Note]:
     from launcher.data.torch_datasets.open import opened
     from launcher.data.torch_datasets.repeatable_items import unsteady, unsteady_source
 
-    one = opened(job.data, job.seed, job.security.allow)
+    one, again = (opened(job.data, job.seed, job.security.allow) for _ in range(2))
     if one.reading == "shuffled":  # a Source, which is not read in epochs
-        refuse(
-            [
-                *unsteady_source(
-                    job.data.target, one.train, opened(job.data, job.seed, job.security.allow).train
-                )
-            ]
-        )
+        refuse([*unsteady_source(job.data.target, one.train, again.train)])
         return []
-    refuse([*unsteady(one, opened(job.data, job.seed, job.security.allow))])
+    refuse([*unsteady(one, again)])
     refuse([*_too_few(one, job, sizes)])
     return [*_notes(one, job.data)]
 

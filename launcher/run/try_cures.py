@@ -254,9 +254,8 @@ def _alone(
         return f
     same = [g for g in listed if g is not f and _same_word(f, g)]
     bare = bare | {g.key_and_text for g in same}
-    listed = [
-        g for g in listed if all(g is not other for other in same)
-    ]  # their placeholders would replace it
+    # their placeholders would replace it
+    listed = [g for g in listed if all(g is not other for other in same)]
     new = _new(_mended(words, listed, (f,), 1), bare, see)
     if not new:
         return f
