@@ -163,7 +163,7 @@ def _as_shipped(layer: Layer) -> bool:
 
 
 def _users(layers: Sequence[Mapping[str, Any]], typed: Sequence[Override]) -> dict[str, Any]:
-    """What the shipped ``layers`` and ``typed`` overrides set in the sections that are compared."""
+    """Returns what the shipped ``layers`` and ``typed`` overrides set in the sections that are compared."""
     sections = {key.partition(".")[0] for key in (*PROGRAMS, *SENDS, SETTING, OVER)}
     merged = OmegaConf.create({})
     for layer in layers:

@@ -261,7 +261,7 @@ def _each(specs: Sequence[TensorSpec], lengths: Sequence[int], carry: Carry) -> 
 
 
 def _leaving(node: Node, states: Mapping[str, Kept]) -> Node:
-    """Returns ``node`` with the bytes of the ``states`` that its modules keep for later pieces."""
+    """Returns ``node`` plus the bytes of those ``states`` that its modules keep for later pieces."""
     if node.kind != "module":
         return node
     mine = [kept for name, kept in states.items() if covers(node.target, name)]

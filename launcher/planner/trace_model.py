@@ -92,7 +92,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     first = GlobalsSnapshot(own_files)
 
     def build_again() -> nn.Module:
-        """As on ranks, where each construction begins with the Python counters of the first one."""
+        """Constructs the model with the Python counters of the first construction, as ranks do."""
         with put_back(own_files):
             first.restore()
             return build()

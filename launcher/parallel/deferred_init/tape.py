@@ -42,7 +42,7 @@ FILLS = (
 )
 BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 STATISTICS = ("running_mean", "running_var")
-"""What ``BATCH_NORMS`` write in training, although their schemas do not say so."""
+"""Arguments that ``BATCH_NORMS`` write in training, although their schemas do not say so."""
 META, CPU = torch.device("meta"), torch.device("cpu")
 
 

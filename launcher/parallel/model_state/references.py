@@ -118,7 +118,7 @@ def arrays_of_parameters(model: nn.Module, shown: Sequence[tuple[Any, str]] = ()
 
 
 def foreign_memory(model: nn.Module, in_memory: Callable[[Tensor], Tensor]) -> tuple[ForeignMemory, ...]:
-    """Returns the tensors of the model in the memory of an array in an attribute.
+    """Returns the model's tensors that share memory with an array in an attribute.
 
     Variables of the model's files are included, which may also have a torch tensor in place of the array.
     ``in_memory`` returns the tensor in memory that a tensor on meta stands for.

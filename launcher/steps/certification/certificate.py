@@ -49,7 +49,7 @@ class Finding:
         return f"{at}{subject}: {self.note or f'{self.error:.1e} from one process{self._relative()}'}"
 
     def _relative(self) -> str:
-        """What the error is relative to, unless that is the largest number of the tensor."""
+        """Returns words for what the error is relative to; "" if that is the largest number of the tensor."""
         if not self.relative_to:
             return ""
         return f", relative to roundings of the gradient norm ({self.relative_to:.1e})"
@@ -88,7 +88,7 @@ class Certificate:
         return f"does not hold (allowed {self.tolerance:.0e}): {self.wrong[0]}{more}"
 
     def largest(self) -> str:
-        """The largest error relative to the numbers compared, and the largest of the other errors."""
+        """Returns the text of the largest errors; those relative to a gradient norm are counted apart."""
         own = max((f.error for f in self.findings if not f.relative_to), default=0.0)
         absolute = f"largest error {own:.1e}, allowed {self.tolerance:.0e}"
         others = [f for f in self.findings if f.relative_to]
