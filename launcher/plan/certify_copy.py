@@ -36,8 +36,11 @@ SAMPLES = 2
 """Samples per micro batch: a single sample has no variance to normalize by."""
 ROOM, BYTES = 256, 257
 """The approximate bytes of the longest conversation that ships, and the vocabulary size of byte tokens."""
-MORE = 2
-"""Steps after the requested ones: one on samples that leave experts idle, one after a load."""
+MORE = 3
+"""Steps after the requested ones: one on samples that leave experts idle, one after a load, one not trained.
+
+The schedule includes the last one, so a learning rate that is one step early differs from the right one.
+"""
 WARMUP, FINAL = 2, 0.1
 """The most warm-up steps and the least final factor of the learning rate.
 

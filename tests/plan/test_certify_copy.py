@@ -28,7 +28,7 @@ def test_a_copy_has_a_layer_a_virtual_stage_and_two_samples_a_micro_batch() -> N
                         "launch.nproc=4", "train.steps=50")  # fmt: skip
     assert found.micro_batch == 8
     assert dict(changes) == {
-        "model.layers": "6 -> 2", "train.batch_size": "64 -> 16", "train.steps": "50 -> 4",
+        "model.layers": "6 -> 2", "train.batch_size": "64 -> 16", "train.steps": "50 -> 5",
         "train.precision": "fp32 -> fp64", "schedule.warmup_steps": "20 -> 2",
     }  # fmt: skip
 
@@ -110,9 +110,9 @@ def test_the_last_step_of_a_copy_still_moves_weights() -> None:
 
 
 @pytest.mark.parametrize(("words", "changes"), [
-    (["schedule=wsd"], {"decay_steps": "null -> 1", "final": "0.0 -> 0.1", "warmup_steps": "20 -> 2"}),
+    (["schedule=wsd"], {"decay_steps": "null -> 2", "final": "0.0 -> 0.1", "warmup_steps": "20 -> 2"}),
     (["schedule=wsd", "schedule.warmup_steps=0", "schedule.final=0.5", "schedule.decay_steps=9"],
-     {"decay_steps": "9 -> 3"}),
+     {"decay_steps": "9 -> 4"}),
     (["schedule=cosine_restarts", "schedule.period_steps=50"],
      {"period_steps": "50 -> 2", "final": "0.0 -> 0.1", "warmup_steps": "20 -> 2"}),
     (["schedule=polynomial"], {"final": "0.0 -> 0.1", "warmup_steps": "20 -> 2"}),
@@ -141,6 +141,6 @@ def test_the_plan_says_what_a_certificate_is_made_of() -> None:
     assert found is not None
     assert [str(n) for n in notes(asked, found)] == [
         "steps.certify trains a copy first: model.layers 6 -> 3, train.batch_size 64 -> 8, "
-        "train.steps 2 -> 4, train.precision fp32 -> fp64, schedule.warmup_steps 20 -> 2; "
+        "train.steps 2 -> 5, train.precision fp32 -> fp64, schedule.warmup_steps 20 -> 2; "
         "errors up to 1e-12 are allowed; then one in fp32, errors up to 1e-06"
     ]

@@ -201,13 +201,14 @@ def test_the_step_writes_a_certificate_with_all_that_is_needed_to_make_it_again(
     said = json.loads((folder / "certificate.json").read_text())
     assert said["holds"]
     assert said["copy"] == {
-        "model.layers": "3 -> 2", "train.precision": "fp32 -> fp64", "schedule.warmup_steps": "20 -> 2",
-        "train.batch_size": "16 -> 8",
+        "model.layers": "3 -> 2", "train.steps": "4 -> 5", "train.precision": "fp32 -> fp64",
+        "schedule.warmup_steps": "20 -> 2", "train.batch_size": "16 -> 8",
     }  # fmt: skip
     assert (said["precision"], said["tolerance"]) == ("fp64", 1e-12)
     own = said["own"]
     assert (own["precision"], own["tolerance"], own["wrong"]) == ("fp32", 1e-6, [])
-    assert own["copy"] == {"model.layers": "3 -> 2", "schedule.warmup_steps": "20 -> 2", "train.batch_size": "16 -> 8"}
+    assert own["copy"] == {"model.layers": "3 -> 2", "schedule.warmup_steps": "20 -> 2", "train.batch_size": "16 -> 8",
+                           "train.steps": "4 -> 5"}  # fmt: skip
     assert len(own["errors"]) == len(said["errors"])
     assert said["settings"]["pipeline"] == {"stages": 2, "micro_batch_num": 2}
     assert (said["layout"]["pp"], said["layout"]["dp_shard"], said["layout"]["tied"]) == (2, 2, ["embed.weight"])

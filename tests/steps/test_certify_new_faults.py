@@ -19,7 +19,7 @@ from launcher.parallel.deferred_init import compare_builds, constructor, fill, r
 from launcher.parallel.dispatch.training_mode import Modes
 from launcher.plan.refusals import model as model_effects
 from launcher.runtime.training import averaging, batches, checkpoint_tensors, loop, pipeline
-from launcher.steps import certify
+from launcher.steps import certify, train
 from launcher.steps.certification.oracle import model as reference
 from tests.steps.certified import REPLICAS, SHARDED, STAGES, TWO, certificate, of
 from tests.tiers import some
@@ -243,6 +243,23 @@ def average_left_in_place(patch: Patch) -> None:
     patch.setattr(averaging.WeightAverage, "put_back", lambda self: None)
 
 
+def early_after_a_load(patch: Patch) -> None:
+    """A run that continues from a checkpoint has the learning rates of the next step."""
+    shifts = [0]
+    real, again = train.factors, certify._again
+
+    def factors(settings: Any, total: int, allow: tuple[str, ...]) -> Any:
+        share = real(settings, total, allow)
+        return lambda step: share(step + shifts[-1])
+
+    def loaded(live: Any, setup: Any) -> Any:
+        shifts.append(1)
+        return again(live, setup)
+
+    patch.setattr(train, "factors", factors)
+    patch.setattr(certify, "_again", loaded)
+
+
 def every_epoch_alike(patch: Patch) -> None:
     """The second epoch has the order of the first."""
     real = source.batch_indices
@@ -331,10 +348,14 @@ NEW: dict[str, Fault] = {
     ),
     "the order of the first epoch in the second": (
         every_epoch_alike, TWO, of("Net"),
-        r"step 5: the samples of the next batch of rank 0: rank 0 would read other samples in the next epoch",
+        r"step 5: the samples of the next batch of rank 0 in the next epoch: rank 0 would read other samples",
     ),
     "a norm without a stage": (
         norm_without_a_stage, STAGES, of("Net"), r"step 1: the global gradient norm: \S+ from one process",
+    ),
+    "a learning rate one step early after a load": (
+        early_after_a_load, TWO, of("Net", schedule={"name": "linear", "warmup_steps": 0}),
+        r"step 4: the learning rate: \S+ from one process",
     ),
     "a checkpoint of fewer bits": (
         rounded_at_a_save, SHARDED, of("Net"), r"step 3: what was loaded of \S+: \d\.\de-03 from one process",

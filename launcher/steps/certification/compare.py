@@ -368,7 +368,7 @@ class Judge:
 
     def samples(self, rank: int, same: bool, when: str = "") -> None:
         """Records whether a rank would read the right samples in the next step, or later as ``when`` says."""
-        note = "" if same else f"rank {rank} would read other samples{when}"
+        note = "" if same else f"rank {rank} would read other samples"
         self.findings.append(_judged(self.done + 1, "samples", f"rank {rank}{when}", note))
 
     def _weights(self, part: str, got: GatheredTensors, want: Mapping[str, Tensor]) -> None:
