@@ -17,7 +17,7 @@ from launcher.job.schema.data import Chat, Paths
 SHIPPED = Path(__file__).parents[1] / "text" / "conversations.jsonl"
 LONGEST = 8 << 20
 """The maximum length of a row, in bytes."""
-MESSAGES, PROMPT, COMPLETION, TOOLS = "messages", "prompt", "completion", "tools"
+MESSAGES, PROMPT, COMPLETION, TOOLS, CALLS = "messages", "prompt", "completion", "tools", "tool_calls"
 ASSISTANT = "assistant"
 ROLES = ("system", "developer", "user", ASSISTANT, "tool")
 """The allowed roles. Another role may be a misspelled one, whose message would not be trained on."""
@@ -212,7 +212,8 @@ def _messages(messages: Any, key: str) -> tuple[Message, ...]:
         if not isinstance(message, dict):
             raise BadRow(f"{key}[{i}] is not an object with a role and its content")
         for name in ("role", "content"):
-            if not isinstance(message.get(name), str):
+            called = name == "content" and message.get(CALLS) and message.get(name) is None
+            if not called and not isinstance(message.get(name), str):
                 keys = ", ".join(map(str, message)) or "none"
                 raise BadRow(f"{key}[{i}] has no text {name!r} (keys: {keys})")
         if message["role"] not in ROLES:

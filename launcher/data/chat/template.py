@@ -16,7 +16,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from launcher.data.chat.conversation_files import ASSISTANT, BadRow, Conversation, Message
+from launcher.data.chat.conversation_files import ASSISTANT, CALLS, BadRow, Conversation, Message
 from launcher.untrusted.bounded import TooLong, bounded
 
 SECONDS, ROOM = 2.0, 128 << 20
@@ -130,6 +130,7 @@ class ChatTemplate:
         rendered = self._rendered(conversation, conversation.messages)
         if START in rendered or END in rendered:
             raise BadRow("it has a code point that is not text (U+FDD0 or U+FDD1)")
+        self._check_calls(rendered, conversation)
         if self._compiled[1].in_use:
             return rendered, self._marked(conversation, rendered)
         spans = [
@@ -138,6 +139,42 @@ class ChatTemplate:
             if i >= conversation.first and message["role"] == ASSISTANT
         ]
         return rendered, spans
+
+    def _check_calls(self, rendered: str, conversation: Conversation) -> None:
+        """Raises ``BadRow`` if the rendered text lacks the calls of a message, or has other words for them.
+
+        A template may know no calls, may write them only where a message has no content, or may write
+        ``None`` for a missing content. It may also encode arguments that are JSON already once more.
+        """
+        messages = conversation.messages
+        for i, message in enumerate(messages):
+            if not (calls := message.get(CALLS)):
+                continue
+            empty = {"role": message["role"], "content": message.get("content") or ""}
+            if self._rendered_or_none(conversation, i, empty) == rendered:
+                raise BadRow(f"message {i}: the template does not write its {CALLS}")
+            for text in map(_arguments, calls if isinstance(calls, list) else ()):
+                if text and (_as_json(text) in rendered or json.dumps(text) in rendered):
+                    raise BadRow(
+                        f"message {i}: the template encodes the arguments of a call, which are JSON already, "
+                        "a second time; write them as an object"
+                    )
+            if message.get("content") is None:
+                other = self._rendered_or_none(conversation, i, {**message, "content": ""})
+                if other is not None and rendered.count("None") > other.count("None"):
+                    raise BadRow(
+                        f"message {i}: the template writes None for its content; write an empty text"
+                    )
+
+    def _rendered_or_none(self, conversation: Conversation, i: int, message: Message) -> str | None:
+        """Renders the conversation with ``message`` at index ``i``; ``None`` if the template refuses it."""
+        messages = conversation.messages
+        try:
+            return self._rendered(conversation, (*messages[:i], message, *messages[i + 1 :]))
+        except TemplateLimit:
+            raise
+        except BadRow:
+            return None
 
     def _marked(self, conversation: Conversation, rendered: str) -> list[Span]:
         """Returns the spans of ``{% generation %}``. Raises ``BadRow`` if the marks change the text."""
@@ -168,7 +205,7 @@ class ChatTemplate:
         if not rendered.startswith(after):
             text = "the template renders it differently when other messages follow"
             raise BadRow(f"message {i}: {text}; mark it in the template with {{% generation %}}")
-        content = conversation.messages[i]["content"]
+        content = conversation.messages[i].get("content")
         if content and after.endswith(content):
             return len(before), len(after)
         return len(before), max(len(before), len(after.rstrip()))
@@ -208,6 +245,13 @@ class ChatTemplate:
             raise BadRow(f"the template raises an error: {error or type(error).__name__}") from error
         finally:
             self._left -= time.monotonic() - start
+
+
+def _arguments(call: Any) -> str:
+    """Returns the arguments of a function call if they are the JSON text of an object, otherwise ""."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    return arguments if isinstance(arguments, str) and arguments.lstrip().startswith("{") else ""
 
 
 def _unmarked(text: str) -> tuple[str, list[Span]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from launcher.data.chat import tokens
 from launcher.data.chat.checks import check_first_rows, trained_text
 from launcher.data.chat.samples import open_chat
 from launcher.data.prepare.progress import ProgressReporter
+from launcher.errors import RequestError
 from launcher.job.schema.data import Chat
 from tests.data.chat.chats import (
     CHATML,
@@ -219,6 +222,42 @@ def test_a_bad_row_is_named_or_left_out(
         f"    try:    data.path={path} data.on_bad=skip\n"
     )
     assert len(open_chat(settings.model_copy(update={"on_bad": "skip"})).train) == 1
+
+
+CALL = {"type": "function", "function": {"name": "get", "arguments": {"city": "Rome"}}}
+CALLING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content %}{{ m.content }}{% endif %}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ONLY_WITHOUT_CONTENT = CALLING.replace("m.tool_calls or []", "((m.tool_calls or []) if m.content is none else [])")
+
+
+def calling(content: str | None, arguments: Any = CALL["function"]["arguments"]) -> dict[str, Any]:  # type: ignore[index]
+    """Return a row whose last message calls a function."""
+    call = {"type": "function", "function": {"name": "get", "arguments": arguments}}
+    row = messages(TURNS[:1])
+    return {"messages": [*row["messages"], {"role": "assistant", "content": content, "tool_calls": [call]}]}
+
+
+@pytest.mark.parametrize("template", [CALLING, ONLY_WITHOUT_CONTENT], ids=["calls", "calls without content"])
+def test_calls_of_functions_are_learned_without_content(template: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    targets = read(written(tmp_path, template, [calling(None)]))[1]
+    question = SHAPES["chatml"][1][0]
+    assert targets == expected(tokenizer, [question, ('<call>get {"city": "Rome"}<|im_end|>', True)])[1][: len(targets)]
+
+
+@pytest.mark.parametrize(("template", "row", "why"), [
+    (CHATML, calling("I look."), "message 1: the template does not write its tool_calls"),
+    (ONLY_WITHOUT_CONTENT, calling("I look."), "message 1: the template does not write its tool_calls"),
+    (CALLING, calling(None, '{"city": "Rome"}'), "message 1: the template encodes the arguments of a call, which"),
+    (CALLING.replace("{% if m.content %}", "{% if True %}"), calling(None), "message 1: the template writes None for"),
+], ids=["no calls", "no calls beside content", "encoded twice", "None"])  # fmt: skip
+def test_a_template_that_loses_or_changes_calls_is_refused(
+    template: str, row: dict[str, Any], why: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match=re.escape(why)):
+        read(written(tmp_path, template, [row]))
 
 
 OTHERS = {
