@@ -129,7 +129,7 @@ OPEN = {
     },
     "launcher.parallel": {
         "broadcast", "byte_collectives", "compile", "digests", "grad_norm", "half_precision", "local_tensors", "mesh",
-        "output_share", "parallel_model", "recompute", "sequence", "split_backward", "stages",
+        "output_share", "parallel_model", "recompute", "sequence_chunks", "split_backward", "stages",
         "forward_comparison",
     },
 }  # fmt: skip

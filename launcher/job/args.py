@@ -110,7 +110,7 @@ def _no_sweep(typed: str) -> Problem:
 
 def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> tuple[int, Problem]:
     """The number of words ``after`` the flag that are its value, and the problem to report."""
-    from launcher.job.cures.other_programs import why_not
+    from launcher.job.cures.keys_of_other_programs import why_not
     from launcher.job.schema.did_you_mean import did_you_mean, nearest
     from launcher.job.stray_arguments import KnownNames, flag
 

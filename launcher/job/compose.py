@@ -17,8 +17,8 @@ from launcher.errors import Problem, RequestError
 from launcher.job import intended_value, recipe_trust, sweep_grid
 from launcher.job import overrides as override_words
 from launcher.job.config_folders import ConfigFiles
+from launcher.job.cures.options_of_other_programs import no_option, right_name
 from launcher.job.cures.paste import with_group_cures
-from launcher.job.cures.unknown_options import no_option, right_name
 from launcher.job.cures.validation_errors import explain, missing, shown
 from launcher.job.hydra_compose import COMPLETE, CONFIG, GROUP, Composed, hydrate
 from launcher.job.merge import CHOSEN, expansion, keys, plain, put, replaced, words_first

@@ -143,7 +143,7 @@ def _blocks(name: str, every: tuple[Option, ...]) -> Iterator[str]:
 
 def _unknown(name: str, configs: ConfigFiles) -> Problem:
     """Returns the problem of a name that is no group, key or option, with the name that may be meant."""
-    from launcher.job.cures.other_programs import why_not
+    from launcher.job.cures.keys_of_other_programs import why_not
     from launcher.job.schema.did_you_mean import did_you_mean, nearest
     from launcher.job.schema.job import Job
     from launcher.job.schema.keys import fields

@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from launcher.errors import Problem
 from launcher.job.config_folders import ConfigFiles, short
 from launcher.job.cures.corrected_override import choice
-from launcher.job.cures.unknown_options import no_option
+from launcher.job.cures.options_of_other_programs import no_option
 from launcher.job.merge import CHOSEN, RESOLVER, WordsOfFiles
 from launcher.job.overrides import LISTS, hydra_hint, quoted, written
 from launcher.job.schema.redact import text as redacted

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
-from launcher.job.cures.other_programs import our_key, why_not
+from launcher.job.cures.keys_of_other_programs import our_key, why_not
 from launcher.job.overrides import GROUPS, OPEN, OPERATORS, STAGE_CONFIG, Override, paste, shell, written
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.did_you_mean import did_you_mean, nearest

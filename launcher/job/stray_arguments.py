@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import Problem
-from launcher.job.cures import corrected_override, other_programs
+from launcher.job.cures import corrected_override, keys_of_other_programs
 from launcher.job.overrides import parsable, rewritten, shell, written
 from launcher.job.schema import keys
 from launcher.job.schema.redact import text as redacted
@@ -129,7 +129,7 @@ def _verb(rest: Sequence[str], names: KnownNames) -> Match:
     settings = []
     for word in rest[1:]:
         name, equals, value = word.partition("=")
-        field = other_programs.step_setting(name, fields) if equals and not names.key(name) else ""
+        field = keys_of_other_programs.step_setting(name, fields) if equals and not names.key(name) else ""
         if field:
             settings.append(_pasted(f"steps.{rest[0]}.{field}={value}"))
             places = [place for place in places if place != field]
@@ -236,7 +236,7 @@ def flag(word: str, after: Sequence[str], names: KnownNames) -> tuple[int, str]:
     key = names.meant(name) if value else None
     if key:
         return int(follows), _pasted(f"{key}={value}")
-    return int(follows and bool(other_programs.why_not(name))), ""
+    return int(follows and bool(keys_of_other_programs.why_not(name))), ""
 
 
 def _pasted(text: str) -> str:

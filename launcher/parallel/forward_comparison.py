@@ -24,7 +24,7 @@ from launcher.parallel.stages import unsplit
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.parallel.trace.code_between_modules import RUNNING, follow
 from launcher.parallel.trace.mixing_samples import numbers_if_too_large
-from launcher.parallel.trace.rank_reads import streams_kept
+from launcher.parallel.trace.python_streams import streams_kept
 from launcher.parallel.trace.run_module import in_memory, trial_inputs
 from launcher.parallel.trace.sample_values import trying
 from launcher.plan.values.recomputed_module import Recomputed

@@ -22,7 +22,7 @@ from launcher.parallel.dispatch.modes import tree_leaves
 from launcher.parallel.model_state.module_globals import files_of, variables
 from launcher.parallel.model_state.python_state import PythonState, changed, snapshot, untouched
 from launcher.parallel.selective_recompute import RecomputedCalls, ReportKeptResults
-from launcher.parallel.sequence import Carry
+from launcher.parallel.sequence_chunks import Carry
 from launcher.parallel.tensor_parallel.collectives import Axis, CollectiveResults
 from launcher.plan.values.recomputed_module import Recomputed
 

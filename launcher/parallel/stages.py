@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from launcher.parallel.dispatch.containers import here
 from launcher.parallel.half_precision import with_cast_weights
 from launcher.parallel.model_state.module_globals import files_of, put_back
-from launcher.parallel.sequence import Carry, attach
+from launcher.parallel.sequence_chunks import Carry, attach
 from launcher.parallel.trace.code_between_modules import Tracer, call_text, follow
 from launcher.parallel.trace.graph_recorder import UnderModes
 from launcher.parallel.trace.model_facts import meta

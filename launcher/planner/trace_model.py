@@ -86,7 +86,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     from launcher.parallel.model_state.module_globals import GlobalsSnapshot, put_back
     from launcher.parallel.model_state.references import held_ties
     from launcher.parallel.trace import model_facts
-    from launcher.parallel.trace.rank_reads import world_reads
+    from launcher.parallel.trace.process_group_reads import world_reads
 
     own_files = user_classes.files(job)
     first = GlobalsSnapshot(own_files)
@@ -271,7 +271,7 @@ def follow(
 ) -> TracedForward:
     """Traces the operators and the forward of one rank of ``tp``; the model keeps that rank's shards."""
     from launcher.parallel import recompute as recomputation
-    from launcher.parallel import sequence
+    from launcher.parallel import sequence_chunks
     from launcher.parallel.model_state.deep_copy import copied
     from launcher.parallel.tensor_parallel import apply, propagate
     from launcher.parallel.tensor_parallel.collectives import Axis
@@ -285,7 +285,7 @@ def follow(
     problems = problems or uncalled(operators, uncut)
     recomputed, wrong = recompute.resolve(job.parallel.recompute, skeleton, uncut)
     problems += wrong
-    if problems := problems or (sequence.problems(model, specs, count) if count > 1 else []):
+    if problems := problems or (sequence_chunks.problems(model, specs, count) if count > 1 else []):
         raise RequestError(tuple(problems))
 
     # run the traced forward on values before operators are cut; refuse later, as the trace may say why better
@@ -319,10 +319,10 @@ def follow(
 
     # trace one forward of each piece
     split = job.parallel.pipeline.seq_split
-    lengths = sequence.cut(model, leaves, specs, count, split=split, step=grain(out, tp))
+    lengths = sequence_chunks.cut(model, leaves, specs, count, split=split, step=grain(out, tp))
     out = propagate.flow_of_chunks(bare, out, tp, specs, lengths=lengths)
     forward = _with_recomputation(out, recomputed, graph, skeleton, not_repeated)
-    return replace(forward, pieces=sequence.graphs(model, leaves, specs, graph, lengths=lengths))
+    return replace(forward, pieces=sequence_chunks.graphs(model, leaves, specs, graph, lengths=lengths))
 
 
 def _mistraced(model: nn.Module, leaves: frozenset[str], specs: tuple[TensorSpec, ...]) -> list[Problem]:

@@ -38,7 +38,7 @@ def try_samples(
         yield lambda seen: seen
         return
     from launcher.parallel.trace.mixing_samples import numbers_if_too_large
-    from launcher.parallel.trace.rank_reads import world_reads
+    from launcher.parallel.trace.process_group_reads import world_reads
 
     with environment_reads(), sample_values(job, model):
         with world_reads(model.late_world.setdefault):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.parallel.sequence import Carry
+from launcher.parallel.sequence_chunks import Carry
 
 
 def test_a_piece_that_runs_again_forgets_what_it_left():

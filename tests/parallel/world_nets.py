@@ -24,7 +24,8 @@ class ReadsWorld(nn.Module):
         return self.lin(x) * self.scale(x)
 
     def scale(self, x: Tensor) -> float:
-        there = self.how != "environment" and self.how not in ("random", "numpy", "available") and dist.is_initialized()
+        elsewhere = ("environment", "bytes", "random", "numpy", "available")
+        there = self.how not in elsewhere and dist.is_initialized()
         if self.how == "size" and there:
             return get_world_size()
         if self.how == "rank" and there:
@@ -33,6 +34,8 @@ class ReadsWorld(nn.Module):
             dist.all_reduce(x.detach().clone())
         if self.how == "environment":
             return float(os.environ.get("WORLD_SIZE", "1"))
+        if self.how == "bytes":
+            return float(os.environb.get(b"WORLD_SIZE", b"1"))
         if self.how == "random":
             return random.random()
         if self.how == "numpy":

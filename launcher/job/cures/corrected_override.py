@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.job import intended_value
-from launcher.job.cures.other_programs import NOT_NEGATED, UNSUPPORTED, our_key, step_setting
+from launcher.job.cures.keys_of_other_programs import NOT_NEGATED, UNSUPPORTED, our_key, step_setting
 from launcher.job.overrides import OPEN, paste
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.did_you_mean import did_you_mean, nearest

@@ -16,10 +16,10 @@ from pydantic_core import ErrorDetails
 from launcher.errors import Problem
 from launcher.job import intended_value
 from launcher.job.config_folders import ConfigFiles
-from launcher.job.cures import corrected_override, other_programs
+from launcher.job.cures import corrected_override, keys_of_other_programs
 from launcher.job.cures.keeps_meaning import settings
-from launcher.job.cures.other_programs import NOT_NEGATED
-from launcher.job.cures.unknown_options import of_other_programs
+from launcher.job.cures.keys_of_other_programs import NOT_NEGATED
+from launcher.job.cures.options_of_other_programs import of_other_programs
 from launcher.job.origins import Origins
 from launcher.job.overrides import OPERATORS, nameable, paste, shell, written
 from launcher.job.schema import keys
@@ -138,7 +138,7 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
     drop = "" if origin and origin.typed else shell(f"~{key}")
     if right is None:
         ours = origin is not None and origin.shipped  # set by a recipe for another option
-        meant = other_programs.switch(parts, value) or _option_meant(parts, value)
+        meant = keys_of_other_programs.switch(parts, value) or _option_meant(parts, value)
         cure = f"{drop} {meant}".strip() if meant else drop if ours else ""
         return Problem(key, f"unknown key{_valid_here(parts, bad, data)}", cure)
     text = f"unknown key{did_you_mean(right)}"
@@ -149,13 +149,13 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
         if not isinstance(value, bool):
             return Problem(key, text)
         value = not value  # disable_x=true means x=false
-    meant = _moved(right, other_programs.translated(parts[-1], value), data)
+    meant = _moved(right, keys_of_other_programs.translated(parts[-1], value), data)
     return Problem(key, text, f"{drop} {meant}".strip())
 
 
 def _option_meant(parts: tuple[str, ...], value: Any) -> str:
     """The choice of an option that other programs choose by a key; "" if the option does not exist."""
-    group = other_programs.group(".".join(parts))
+    group = keys_of_other_programs.group(".".join(parts))
     option = str(value).lower()
     if not group:
         return ""
@@ -178,7 +178,7 @@ def _valid_here(parts: tuple[str, ...], bad: int, data: Mapping[str, Any]) -> st
             f": a file nests keys instead of joining them: write {group.replace('.', ': {')}: {{{name}: ...}}"
             + "}" * group.count(".")
         )
-    why = other_programs.why_not(".".join(parts)) or _of_other_options(parts, data)
+    why = keys_of_other_programs.why_not(".".join(parts)) or _of_other_options(parts, data)
     if why:
         return f": {why}"
     valid = schema_keys.names(parts[:bad], data)
@@ -245,7 +245,7 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
         return _option(key, bad, origins)
 
     # a value of another program, a value of the wrong form, or an item of a list
-    if not spot.items and (advice := other_programs.of_value(key, bad)):
+    if not spot.items and (advice := keys_of_other_programs.of_value(key, bad)):
         why, cure = advice
         return Problem(key, f"{shown(bad, key)}: {why}", cure)
     why = _reason(detail, schema_keys.literals(schema_keys.at(spot.parts, data)))

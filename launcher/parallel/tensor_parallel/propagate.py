@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.modes import default_dtype, tree_leaves
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.sequence import Carry, attach
+from launcher.parallel.sequence_chunks import Carry, attach
 from launcher.parallel.tensor_parallel import apply
 from launcher.parallel.tensor_parallel.collectives import Axis, bring
 from launcher.parallel.tensor_parallel.op_rules import CutRefused, CutState

@@ -23,7 +23,7 @@ from launcher.parallel.trace.mixing_samples import (
     numbers_if_too_large,
     run,
 )
-from launcher.parallel.trace.rank_reads import streams_kept
+from launcher.parallel.trace.python_streams import streams_kept
 from launcher.parallel.trace.run_module import in_memory, trial_inputs
 from launcher.parallel.trace.sample_values import trying
 

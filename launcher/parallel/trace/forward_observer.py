@@ -29,7 +29,8 @@ from launcher.parallel.model_state.references import forget
 from launcher.parallel.trace.data_dependence import Sized
 from launcher.parallel.trace.graph_recorder import saved_tensor_hooks
 from launcher.parallel.trace.memory_of_results import MemoryOfResults, version
-from launcher.parallel.trace.rank_reads import streams_now, world_reads
+from launcher.parallel.trace.process_group_reads import world_reads
+from launcher.parallel.trace.python_streams import streams_now
 from launcher.parallel.trace.sample_values import SampleValues
 from launcher.parallel.trace.state_around_calls import StateAroundCalls
 from launcher.parallel.trace.tensor_side_effects import StateEffects

@@ -22,7 +22,7 @@ from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import AroundSnapshot, contents_put_back, files_of, put_back
 from launcher.parallel.trace.mixing_samples import SAMPLES, FixedDraws, alike, numbers_if_too_large, run
-from launcher.parallel.trace.rank_reads import streams_kept
+from launcher.parallel.trace.python_streams import streams_kept
 from launcher.parallel.trace.run_module import in_memory, trial_inputs
 from launcher.parallel.trace.sample_values import trying
 from launcher.parallel.trace.tensor_specs import dims_of

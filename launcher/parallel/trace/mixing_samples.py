@@ -26,7 +26,7 @@ from launcher.parallel.dispatch.training_mode import evaluating
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files_of, put_back
 from launcher.parallel.model_state.numbers_outside_weights import aged, values
-from launcher.parallel.trace.rank_reads import streams_kept, streams_now
+from launcher.parallel.trace.python_streams import streams_kept, streams_now
 from launcher.parallel.trace.run_module import in_memory, trial_inputs
 from launcher.parallel.trace.sample_values import FEW, trying
 from launcher.parallel.trace.tensor_side_effects import FRESH

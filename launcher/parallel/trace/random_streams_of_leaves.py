@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from launcher.parallel.model_state.python_state import generator_state
-from launcher.parallel.trace.rank_reads import streams_kept, streams_now
+from launcher.parallel.trace.python_streams import streams_kept, streams_now
 
 _SEEDS = itertools.count(1)
 

@@ -20,7 +20,7 @@ from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files_of, put_back, variables
 from launcher.parallel.model_state.python_state import PythonState, changed, owns_generator, reading, snapshot
 from launcher.parallel.model_state.state_across_passes import BACKWARD, FORWARD, entangled
-from launcher.parallel.trace.rank_reads import streams_kept
+from launcher.parallel.trace.python_streams import streams_kept
 from launcher.parallel.trace.run_module import OTHER, in_memory, sample_inputs, trial_inputs
 from launcher.parallel.trace.sample_values import FEW, SampleValues
 from launcher.plan.values.model_graph import MovingAttribute

@@ -14,7 +14,7 @@ from launcher.errors import RunError
 from launcher.parallel.fsdp.gather import GatherOrder, Prefetch
 from launcher.parallel.fsdp.reduce import ReduceOrder
 from launcher.parallel.fsdp.shard import end_backward, finish_reductions, param_groups
-from launcher.parallel.sequence import Carry
+from launcher.parallel.sequence_chunks import Carry
 from launcher.parallel.split_backward import Deferral, DeferredProduct
 from launcher.runtime.torch_private.stage_by_torch_version import Base, outputs_kept, resize
 

@@ -18,7 +18,7 @@ from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files_of, put_back
 from launcher.parallel.model_state.python_state import PythonState, changed, generator_state, snapshot
 from launcher.parallel.trace.mixing_samples import numbers_if_too_large
-from launcher.parallel.trace.rank_reads import streams_kept
+from launcher.parallel.trace.python_streams import streams_kept
 from launcher.parallel.trace.run_module import in_memory, trial_inputs
 from launcher.parallel.trace.sample_values import trying
 

@@ -10,7 +10,7 @@ import pytest
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.parallel.model_state.python_state import INSTALLED
-from launcher.parallel.trace.rank_reads import ask, world_reads
+from launcher.parallel.trace.process_group_reads import ask, world_reads
 from launcher.planner.plan_job import plan_job
 from tests.parity import own
 
@@ -41,9 +41,10 @@ DRAWS = (
 
 @pytest.mark.parametrize("parallel", [REPLICAS, STAGES], ids=["replicas", "stages"])
 @pytest.mark.parametrize("looks", [False, True])
-@pytest.mark.parametrize("how", ["size", "rank", "reduce", "environment"])
+@pytest.mark.parametrize("how", ["size", "rank", "reduce", "environment", "bytes"])
 def test_a_model_that_queries_the_world_is_refused_on_several_ranks(how, looks, parallel):
-    what = "the environment variable WORLD_SIZE" if how == "environment" else "torch.distributed.is_initialized()"
+    read = how in ("environment", "bytes")
+    what = "the environment variable WORLD_SIZE" if read else "torch.distributed.is_initialized()"
     with pytest.raises(RequestError) as refused:
         plan_job(net(how, parallel, looks))
     assert str(refused.value) == TEXT.format(what)

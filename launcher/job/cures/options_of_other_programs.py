@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from launcher.errors import Problem
 from launcher.job.cures.corrected_override import choice
-from launcher.job.cures.other_programs import own_class
+from launcher.job.cures.keys_of_other_programs import own_class
 from launcher.job.overrides import shell
 from launcher.job.schema.did_you_mean import nearest
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import numpy as np
 import torch.distributed.distributed_c10d as c10d
 
 from launcher.parallel.model_state.python_state import INSTALLED
@@ -95,20 +93,3 @@ def _is_imported(frame: Any) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def streams_now() -> tuple[Any, ...]:
-    """Returns the states of the random streams of Python and numpy."""
-    kind, keys, *rest = np.random.get_state()
-    return random.getstate(), kind, bytes(np.asarray(keys)), *rest
-
-
-@contextmanager
-def streams_kept() -> Iterator[None]:
-    """Restores the random streams of Python and numpy on exit."""
-    python, numbers = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numbers)

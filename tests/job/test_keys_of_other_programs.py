@@ -6,8 +6,8 @@ import pytest
 
 from launcher.job.compose import compose
 from launcher.job.config_folders import ConfigFiles
-from launcher.job.cures.other_programs import FOREIGN_NAMES, GROUPS, UNSUPPORTED, VALUES
-from launcher.job.cures.unknown_options import ALMOST, NAMES
+from launcher.job.cures.keys_of_other_programs import FOREIGN_NAMES, GROUPS, UNSUPPORTED, VALUES
+from launcher.job.cures.options_of_other_programs import ALMOST, NAMES
 from launcher.job.overrides import read
 from launcher.job.schema import keys
 

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel import sequence
+from launcher.parallel import position_mixing, sequence_chunks
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.planner.plan_job import plan_job
 from tests.parity import assert_parity, batch, build, error, job, own, plain, step
@@ -72,7 +72,10 @@ def test_more_pieces_than_positions_are_refused():
 )
 def test_inputs_without_one_sequence_are_refused(shapes, text):
     specs = [TensorSpec(shape, "int64") for shape in shapes]
-    assert sequence.problems(nn.Identity(), specs, 2) == [Problem(sequence.KEY, text, f"{sequence.KEY}=1")]
+    key = position_mixing.KEY
+    assert sequence_chunks.problems(nn.Identity(), specs, 2) == [Problem(key, text, f"{key}=1")]
+        Problem(position_mixing.KEY, text, f"{position_mixing.KEY}=1")
+    ]
 
 
 def test_pieces_of_fewer_positions_than_operators_cut_them_over_ranks_are_refused():
