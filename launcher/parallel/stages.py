@@ -289,7 +289,7 @@ def boundary(t: torch.Tensor, trains: bool) -> torch.Tensor:
 
 
 def _separate(parts: list[StagePart], plan: Plan) -> None:
-    """Give each stage its own copy of a sharded tensor that two stages of a rank share.
+    """Gives each stage its own copy of a sharded tensor that two stages of a rank share.
 
     ``tie`` keeps them equal.
     """

@@ -22,7 +22,7 @@ def device(job: Job, here: int) -> tuple[str, list[str]]:
 
     there = here if requested == devices.CPU else devices.count(requested)
     if there < here:
-        text = f"{requested}: {here} ranks on this machine need a device each, torch sees {there}"
+        text = f"{requested}: {here} ranks on this machine need a device each, but torch sees {there}"
         if kind is not None and kind != requested and devices.count(kind):
             text += f"; torch's accelerator is {kind}, of which it sees {devices.count(kind)}"
         raise RequestError((Problem("launch.device", text),))

@@ -69,7 +69,7 @@ def _cache(job: Job) -> list[Problem]:
 
 
 def after_plan(run: ResolvedRequest, plan: Plan, shown: bool) -> tuple[list[Note], list[str]]:
-    """Notes on the checkpoints that the run resumes from, and remarks. Raises ``RequestError`` for misfits.
+    """Returns notes on the checkpoints that the run resumes from, and remarks. Raises ``RequestError``.
 
     ``shown``: the plan is only shown. The run may start on another machine, so files that are missing on this
     one are remarks, not problems.

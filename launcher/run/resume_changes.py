@@ -25,7 +25,7 @@ LONGEST_VALUE = 60
 
 
 def unknown(job: Job) -> Iterator[Problem]:
-    """Names in ``accept_changes`` that are no setting."""
+    """Yields a problem for each name in ``accept_changes`` that is not a setting."""
     from launcher.job.schema import keys as schema_keys
 
     known = [

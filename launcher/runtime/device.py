@@ -96,7 +96,7 @@ def synchronize(device: torch.device) -> None:
 
 # memory
 def free_memory(kind: str, ranks: int) -> list[int]:
-    """Frees bytes on each of the first ``ranks`` devices. Initializes them."""
+    """Returns the free bytes of each of the first ``ranks`` devices. Initializes them."""
     return [int(_module(kind).mem_get_info(i)[0]) for i in range(ranks)]
 
 

@@ -16,7 +16,7 @@ NONE = 1 << 60
 
 
 def available_memory(ranks: int, device: str, proc: Path = Path("/proc")) -> Free | None:
-    """Frees memory for ``ranks`` on this machine with devices of one kind; ``None`` if it is unknown."""
+    """Returns the free memory of this machine and of the devices of ``ranks``; ``None`` if it is unknown."""
     memory = ram(proc)
     if memory is None or device == "cpu":
         return memory
@@ -100,7 +100,7 @@ def _mounted(mounts: list[str], kind: str | None) -> Iterator[tuple[str, Path]]:
 
 
 def _devices(kind: str, count: int) -> tuple[int, ...]:
-    """Frees bytes of the devices, read in a child process.
+    """Returns the free bytes of each device, read in a child process.
 
     Reading creates a context of hundreds of megabytes on each device, which forked ranks could not use.
     """

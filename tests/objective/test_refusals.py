@@ -38,7 +38,7 @@ OUTPUT = "and the model's output is float64 (4, 8, 64)"
 REFUSED: dict[str, tuple[Job, str]] = {
     "mse of class numbers": (
         job_with_loss(loss={"name": "mse"}),
-        f"loss: mse: for 4 samples targets are int64 (4, 8) {OUTPUT}; it compares them number by number: return "
+        f"loss: mse: for 4 samples targets are int64 (4, 8) {OUTPUT}; it compares them element by element: return "
         "targets as float32",
     ),
     "bce of another shape": (

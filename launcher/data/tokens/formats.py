@@ -232,7 +232,7 @@ class TokenWriter:
         """Tokens take two bytes if ``vocab_size`` is at most 65536, otherwise four. Raises ``ValueError``."""
         self.itemsize = 2 if vocab_size <= 1 << 16 else 4
         if not 1 <= vocab_size <= 256**self.itemsize:
-            raise ValueError(f"vocab_size={vocab_size} is not from 1 to {256**4}")
+            raise ValueError(f"vocab_size={vocab_size} is not between 1 and {256**4}")
         if end_of_document is not None and not 0 <= end_of_document < vocab_size:
             raise ValueError(f"end_of_document={end_of_document} is not below vocab_size={vocab_size}")
         self.path, self.vocab_size, self.end_of_document = path, vocab_size, end_of_document

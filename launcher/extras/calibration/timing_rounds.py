@@ -50,9 +50,10 @@ class CalibrationSettings:
 def calibrated(
     world: World, settings: CalibrationSettings, trainings: Sequence[TimedWork], trained: Works
 ) -> str:
-    """Every rank calls it; returns the report. Raises ``RunError`` on all ranks if the spread is too large.
+    """Writes the cluster file and returns the report. Raises ``RunError`` if the spread is too large.
 
-    ``trainings`` are timed together with the other samples; ``trained`` describes their work.
+    Every rank calls it, and all of them raise the error. ``trainings`` are timed together with the other
+    samples; ``trained`` describes their work.
     """
     machine = machine_of(world, trained, settings.to.stem)
     rounds = measured(world, settings.seconds, [*samples(world, machine), *trainings])
@@ -79,7 +80,7 @@ def samples(world: World, machine: MeasuredMachine) -> list[TimedWork]:
 
 
 def measured(world: World, seconds: float, samples: Sequence[TimedWork]) -> list[Round]:
-    """Rounds until the time is over, the same number on every rank."""
+    """Times rounds until ``seconds`` are over; every rank times the same number of rounds."""
     device = torch.device(world.device)
     ready = [prepared(s, device) for s in samples]
     ends = time.monotonic() + seconds

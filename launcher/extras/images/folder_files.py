@@ -179,7 +179,7 @@ def _files(key: str, root: str, listing: Listing, settings: ImageFolder) -> Iter
     empty = [name for n, name in enumerate(listing.classes) if n not in have]
     if empty and key == "data.root":
         kinds = ", ".join(SUFFIXES)
-        yield Problem(key, f"{root}: {_some(empty)}: no image ({kinds}); each folder is a class")
+        yield Problem(key, f"{root}: {_some(empty)}: no image ({kinds}) in it; each folder is a class")
     elif not have:
         yield Problem(key, f"{root}: no image in it")
     if listing.others:

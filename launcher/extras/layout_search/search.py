@@ -256,7 +256,7 @@ def search(
     known = traces or Traces(own=False, shallow=True)
     ranking = Ranking(context, len(space.layouts) + space.out.total(), refused=space.out)
     with planners(context, known, processes if len(space.layouts) > FEW else 1, start) as work:
-        _look(_waiting(context, space.layouts, ranking, work), ranking, work)
+        _plan_in_rounds(_waiting(context, space.layouts, ranking, work), ranking, work)
         first = _finalists(ranking, work, _count(job))
         if not first:
             _leanest(ranking, work)
@@ -330,7 +330,7 @@ def _model_costs(
     return {cut: of if isinstance(of, str) else replace(of, grows=grows) for cut, of in out.items()}
 
 
-def _look(waiting: CandidateQueue, ranking: Ranking, work: Planners) -> None:
+def _plan_in_rounds(waiting: CandidateQueue, ranking: Ranking, work: Planners) -> None:
     """Plans the layouts that may be among the best, one round at a time."""
     count = _count(ranking.question.job)
     some, looked, below = waiting.plain(), 0, inf

@@ -102,7 +102,7 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
         return of_step
     ours = our_key((*parts[:-1], leaf), valid) or our_key(parts, valid)
     section = ".".join(parts[:bad])
-    if any(section.startswith(f"{node}.") for node in OPEN):  # settings of the user's own names stay there
+    if any(section.startswith(f"{node}.") for node in OPEN):  # the user's own names: stay there
         names = schema_keys.names(tuple(parts[:bad]), data)
         there = _leaf(ours) if ours and _leaf(ours) in names else nearest(leaf, names)
         return f"{section}.{there}" if there and bad == len(parts) - 1 else None

@@ -215,7 +215,7 @@ _HALF = "parallel.fp32_communication=true reduces gradients in fp32; other dtype
 _LIKE_LLAMA = "not supported; model=lm is a decoder like Llama (RMSNorm, rotary positions, SwiGLU, no biases)"
 
 
-_NO_EXPERTS = "the shipped models have no experts; model=hf builds models of transformers that have"
+_NO_EXPERTS = "the shipped models have no experts; model=hf builds models of transformers that have them"
 
 
 _END = "a schedule ends at the last optimizer step, train.steps"

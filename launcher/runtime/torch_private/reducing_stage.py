@@ -173,7 +173,7 @@ class ReducingStage(Base):
         return made, None
 
     def perform_reduce_grad(self, *args: Any) -> None:
-        """After the last backward: starts the once-a-step reductions; torch then only reshards weights."""
+        """Starts the once-a-step reductions after the last backward; torch then only reshards weights."""
         self.reductions.flush()
         super().perform_reduce_grad(*args)
 

@@ -47,7 +47,9 @@ def value(s: Session, watched: Watched) -> float:
         available = ", ".join(
             n for n in s.results if n == "loss" or (n.startswith("val_") and n != "val_step")
         )
-        raise RunError(f"{watched.key}: {watched.metric!r} is not a metric; there are {available}")
+        raise RunError(
+            f"{watched.key}: {watched.metric!r} is not a metric of this run; use one of {available}"
+        )
     return number
 
 

@@ -107,8 +107,8 @@ def test_values_that_are_not_tokens_are_not_written(tmp_path, tokens, why):
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ((0, None), "vocab_size=0 is not from 1 to 4294967296"),
-        ((1 << 33, None), "vocab_size=8589934592 is not from 1 to 4294967296"),
+        ((0, None), "vocab_size=0 is not between 1 and 4294967296"),
+        ((1 << 33, None), "vocab_size=8589934592 is not between 1 and 4294967296"),
         ((9, 9), "end_of_document=9 is not below vocab_size=9"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The two search modes."""
+"""Searches strategies for a graph: among all states if these are few, otherwise among likely ones."""
 
 from __future__ import annotations
 
