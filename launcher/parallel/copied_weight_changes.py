@@ -45,7 +45,7 @@ class LostChanges:
     differences: list[tuple[tuple[int, ...], torch.Tensor]] = field(default_factory=list)
 
     def note(self, stored: torch.Tensor, used: torch.Tensor, before: tuple[int, int]) -> None:
-        """Compares the weight that a module ``used`` with ``stored``, and its ``state_of`` with ``before``."""
+        """Compares a weight that a module ``used`` with ``stored``, and its ``state_of`` with ``before``."""
         if used.requires_grad != stored.requires_grad:
             self.toggled.add(id(stored))
         if state_of(used) != before:

@@ -352,7 +352,7 @@ def _tried(job: Job, model: ModelRead) -> OptimizerTraits | None:
     from launcher.parallel.model_state.references import unmarked
 
     build = partial(build_own, job.optim, job.security.allow)
-    cure = "give weights their own settings by name: optim.groups of a built-in optimizer"
+    cure = "give weights their own settings by name, with optim.groups of a built-in optimizer"
     with unmarked(model.marks, job.optim.target, cure, "optim._target_"):
         return probe(
             build,

@@ -280,7 +280,7 @@ ONCE: dict[str, Fault] = {
     ),
     "statistics of the first rank, which the loss reads": (
         statistics_of_one_rank, TWO, of("Averaged", net_used=True),
-        r"step 1: the statistics of follower\.seen: the loss of a rank reads it, "
+        r"step 1: the statistics of follower\.seen: the loss of each rank reads its own copy, "
         r"but only that of the first rank is kept",
     ),
     "an export that reads back as another model": (

@@ -87,7 +87,7 @@ def _local_norm_outcome(job: Job, sizes: Sizes, fused: Communication | None) -> 
     before = "; the only data-parallel rank has all samples"
     if ranks > 1:
         before = f", before the sum over {many(ranks, 'data-parallel rank')}"
-    piece = "; for operators over tp, of the rank's own piece or term" if sizes.grid["tp"] > 1 else ""
+    piece = "; for operators over tp, norms of the rank's own piece or term" if sizes.grid["tp"] > 1 else ""
     why = f"norms of the gradients of a rank's own samples{before}{piece}"
 
     # from level2 on, a sharded gradient is reduced several times per step

@@ -292,9 +292,9 @@ def _biased(spread: ShardedOperator) -> bool:
 
 
 READERS = {
-    0: "the first stage reads inputs, the last targets, each tensor-parallel rank for itself",
-    1: "the first stage reads inputs and targets and sends the last stage its targets",
-    2: "the first stage reads inputs, the last targets, one rank for all of its tensor-parallel group",
+    0: "the first stage reads inputs, the last stage targets; each tensor-parallel rank reads for itself",
+    1: "the first stage reads inputs and targets, and sends the targets to the last stage",
+    2: "the first stage reads inputs, the last stage targets; one rank reads for its tensor-parallel group",
     3: "one rank of a pipeline and tensor-parallel group reads, and sends the others what they use",
 }
 

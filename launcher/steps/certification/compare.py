@@ -294,7 +294,11 @@ class Judge:
         if narrow is None:
             self._usual = max(self._usual, want.norm)
         for name, read in self.training.statistics().items() if narrow is None else ():
-            note = "the loss of a rank reads it, but only that of the first rank is kept" if read else ""
+            note = (
+                "the loss of each rank reads its own copy, but only that of the first rank is kept"
+                if read
+                else ""
+            )
             self.findings.append(_judged(self.done, "statistics", name, note))
         self.findings += [
             *findings,
