@@ -224,7 +224,7 @@ def advance(
     if theirs != _members(optimizer):
         raise Broken("it puts other tensors into its groups in place of the parameters")
     if not all(p.requires_grad for p in params):
-        why = "it freezes parameters (requires_grad), which shards and a resumed run do not know"
+        why = "it freezes parameters (requires_grad), but shards and a resumed run would go on training them"
         raise Broken(f"{why}; leave out their update instead, or freeze them in the model")
     if rates != _rates(optimizer):
         raise Broken("it changes the lr of its groups, which the schedule sets before every step")

@@ -71,7 +71,7 @@ def pod_spec(settings: Kubernetes, script: str, gpus: int, port: int | None = No
 
 
 def _resources(settings: Kubernetes, gpus: int) -> Values:
-    """The pod gets exactly the GPUs and memory it requests; it may also use idle CPU cores."""
+    """Returns a pod's resources: exactly the GPUs and memory that it requests, and any idle CPU cores."""
     memory = {} if settings.memory_gb is None else {"memory": f"{settings.memory_gb}Gi"}
     cpus = {} if settings.cpus is None else {"cpu": str(settings.cpus)}
     limits = memory | ({"nvidia.com/gpu": str(gpus)} if gpus else {})
@@ -187,7 +187,7 @@ class ClusterJob:
 
 
 def jobset(job: ClusterJob) -> Values:
-    """All pods form one indexed Job.
+    """Returns a JobSet in which all pods form one indexed Job.
 
     If a pod is stopped or lost, the Job fails with the reason PodFailurePolicy, and the JobSet recreates all
     pods. These restarts do not count towards ``maxRestarts``.
@@ -220,7 +220,7 @@ def jobset(job: ClusterJob) -> Values:
 
 
 def pytorchjob(job: ClusterJob) -> Values:
-    """The Kubeflow operator sets RANK to the index of the pod, and the master's address and port."""
+    """Returns a PyTorchJob: the Kubeflow operator sets RANK, the pod's index, and the master's address."""
     at = NodeVariables("$RANK", "$MASTER_ADDR", "$MASTER_PORT")
     ends = (
         "# A PyTorchJob restarts a pod only if its exit code is 128 or more.",
@@ -242,7 +242,7 @@ def pytorchjob(job: ClusterJob) -> Values:
 
 
 def skypilot(job: ClusterJob) -> Values:
-    """SkyPilot restarts a managed job when nodes are lost, and on certain exit codes."""
+    """Returns a task of SkyPilot, which restarts a job when nodes are lost, and on certain exit codes."""
     settings = job.settings
     first = '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'
     at = NodeVariables("$SKYPILOT_NODE_RANK", first, str(job.port))
