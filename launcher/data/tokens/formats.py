@@ -191,7 +191,7 @@ def window(file: TokenFile, start: int, stop: int, vocab_size: int) -> NDArray[A
         wrong |= tokens < 0
     if wrong.any():
         k = int(wrong.argmax())
-        text = f"token {start + k} is {tokens[k]}, which is not from 0 to {vocab_size - 1}"
+        text = f"token {start + k} is {tokens[k]}, which is not between 0 and {vocab_size - 1}"
         raise RunError(f"{file.path}: {text}: data.vocab_size is {vocab_size}")
     return tokens
 
@@ -255,7 +255,7 @@ class TokenWriter:
         if wrong.any():
             k = int(wrong.argmax())
             text = f"token {self.tokens + k} is {array[k]}"
-            raise ValueError(f"{self.path}: {text}, which is not from 0 to {self.vocab_size - 1}")
+            raise ValueError(f"{self.path}: {text}, which is not between 0 and {self.vocab_size - 1}")
 
         dtype = np.dtype(DTYPES[self.itemsize]).newbyteorder("<")
         for at in range(0, len(array), WRITE_CHUNK):

@@ -598,7 +598,7 @@ VALUES = {
     },
     **{("checkpoint.resume", word): (_OF_RUN, "") for word in ("True", "true")},
     **{
-        ("checkpoint.resume", word): ("never is the word", "checkpoint.resume=never")
+        ("checkpoint.resume", word): ("the value for this is never", "checkpoint.resume=never")
         for word in ("False", "false")
     },
     **{
@@ -614,7 +614,7 @@ VALUES = {
         for name in ("fp8", "int8", "int4", "nf4", "fp4", "mxfp8", "float8")
     },
     **{
-        ("checkpoint.async", word): ("true is the word", "checkpoint.async=true")
+        ("checkpoint.async", word): ("the value for this is true", "checkpoint.async=true")
         for word in ("async", "thread", "threads", "async_with_pinned_mem")
     },
     ("train.batch_size", "auto"): ("not supported; set the number of samples of all ranks", ""),

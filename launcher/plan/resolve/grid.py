@@ -51,7 +51,7 @@ def tp_degree(job: Job, notes: list[Note], problems: list[Problem]) -> int:
             cure = "operators=megatron"
         else:
             cure = SEARCHED
-            text += f"; set there how each operator is cut, or {SEARCHED} finds it for any model"
+            text += f"; set there how each operator is cut, or let {SEARCHED} choose, for any model"
         problems.append(Problem(TP, text, cure))
     return requested or implied or 1
 

@@ -46,7 +46,9 @@ class Finding:
     def __str__(self) -> str:
         subject = _WORDS[self.part] + (f" of {self.name}" if self.name else "")
         at = f"step {self.step}: " if self.step else ""
-        return f"{at}{subject}: {self.note or f'{self.error:.1e} from one process{self._relative()}'}"
+        return (
+            f"{at}{subject}: {self.note or f'error {self.error:.1e} against one process{self._relative()}'}"
+        )
 
     def _relative(self) -> str:
         """Returns words for what the error is relative to; "" if that is the largest number of the tensor."""
