@@ -60,7 +60,7 @@ class ListedProblem:
 
 
 def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, Depth], None]) -> BadRequest:
-    """``error`` with all other problems of ``words`` that can be found, and only with cures that hold.
+    """Returns ``error`` with all other problems of ``words`` that can be found, and only cures that hold.
 
     ``look`` raises ``RequestError`` for a wrong command line, and does nothing else. It checks only as far as
     needed, so that an answer comes at once: a misspelled word in a shipped request imports no planner, and a
@@ -126,7 +126,7 @@ def _findings(error: RequestError, words: Sequence[str]) -> list[ListedProblem]:
 
 
 def _first(error: RequestError) -> list[ListedProblem]:
-    """The first problems of ``error``, without cures; one problem represents all other keys."""
+    """Returns the first problems of ``error``, without cures; one problem represents all other keys."""
     shown, more = list(error.problems[:SHOWN_KEYS]), error.problems[SHOWN_KEYS:]
     hidden = [p for p in more if p.key and not p.text.endswith(MORE)]
     shown += [p for p in more if not p.key or p.text.endswith(MORE)]
@@ -138,7 +138,7 @@ def _first(error: RequestError) -> list[ListedProblem]:
 
 
 def _origins(error: RequestError, problem: Problem) -> Origins:
-    """The origins of the request that ``problem`` is about."""
+    """Returns the origins of the request that ``problem`` is about."""
     places = error.origins if isinstance(error, BadRequest) else Origins()
     return places if isinstance(places, Origins) else places.get(problem, Origins())
 
@@ -197,7 +197,7 @@ def _said_by_recipe(finding: ListedProblem, listed: Iterable[ListedProblem]) -> 
 def _mended(
     words: Sequence[str], listed: Iterable[ListedProblem], cured: Collection[ListedProblem], which: int
 ) -> Words:
-    """``words`` with the listed problems fixed: by the cures of ``cured``, else by placeholders.
+    """Returns ``words`` with the listed problems fixed: by the cures of ``cured``, else by placeholders.
 
     ``which``: 0 for the first of the two placeholders, 1 for the second.
     """
@@ -229,7 +229,7 @@ def _stood_in(words: Words, finding: ListedProblem, which: int) -> Words:
 def _holding(
     words: Sequence[str], listed: Sequence[ListedProblem], see: VisibilityCheck
 ) -> list[ListedProblem]:
-    """``listed`` without cures that cause new problems, alone or together."""
+    """Returns ``listed`` without cures that cause new problems, alone or together."""
     bare = {f.key_and_text for f in see(_mended(words, listed, (), 1))}
     out = [_alone(f, words, listed, bare=bare, see=see) for f in listed]
     for _ in range(ROUNDS):
@@ -249,7 +249,10 @@ def _alone(
     bare: ProblemTexts,
     see: VisibilityCheck,
 ) -> ListedProblem:
-    """``f`` with its cure or a corrected one that causes no new problem; else its text says why none does."""
+    """Returns ``f`` with a cure, its own or a corrected one, that causes no new problem.
+
+    If there is none, the text says why.
+    """
     if not f.problem.cure:
         return f
     same = [g for g in listed if g is not f and _same_word(f, g)]

@@ -40,7 +40,7 @@ class Listing:
 
 
 def class_folders(root: str) -> list[str]:
-    """The names of the folders in ``root``, sorted; empty if it does not exist."""
+    """Returns the names of the folders in ``root``, sorted; empty if it does not exist."""
     try:
         with os.scandir(root) as entries:
             return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
@@ -84,7 +84,7 @@ def installed() -> bool:
 
 
 def side(path: str) -> tuple[int, int]:
-    """The width and height in the file's header. Raises ``BadFile``."""
+    """Returns the width and height in the file's header. Raises ``BadFile``."""
     with _errors(), opened(path, LARGEST_FILE) as file:
         size: tuple[int, int] = _head(file).size
     return size

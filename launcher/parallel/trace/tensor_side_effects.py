@@ -78,7 +78,7 @@ class _Members:
         self._parameters, self._buffers = ({*names} for names in (module._parameters, module._buffers))
 
     def new(self) -> Iterator[tuple[nn.Module, str, str, str]]:
-        """Yields buffers that a forward has added, each once. Raises ``RequestError`` for parameters."""
+        """Yields the buffers that a forward has added, each once. Raises ``RequestError`` for parameters."""
         module = self._module
         for name in module._modules.keys() - self._modules.keys():
             if _weighs(module._modules[name]):

@@ -29,9 +29,10 @@ LOSS_REPEATED_MEAN = "parallel.loss_repeated_mean"
 
 
 def repeats(job: Job, sizes: Sizes, cut: bool) -> int:
-    """How often the loss counts: once, or once for each rank of tp if these repeat it and take no mean.
+    """Returns how often the loss counts.
 
-    The ranks of tp do not repeat the loss if its classes are ``cut`` among them.
+    It counts once, or once for each rank of tp if these repeat it and take no mean. The ranks of tp do not
+    repeat the loss if its classes are ``cut`` among them.
     """
     return 1 if job.parallel.loss_repeated_mean or cut else sizes.grid["tp"]
 

@@ -102,7 +102,7 @@ def sizes(job: Job, engine: EngineChoice | None = None) -> tuple[Sizes | None, l
 
 
 def _chunks(pipe: Pipeline, v: bool) -> int:
-    """The number of virtual stages per rank; a V-shaped schedule (``v``) has two."""
+    """Returns the number of virtual stages per rank; a V-shaped schedule (``v``) has two."""
     if pipe.stages == 1:
         return 1
     if v:

@@ -41,7 +41,7 @@ class Watched:
 
 
 def value(s: Session, watched: Watched) -> float:
-    """The metric after a validation. Raises ``RunError`` if it has no value."""
+    """Returns the metric after a validation. Raises ``RunError`` if it has no value."""
     number = s.results.get(watched.metric)
     if number is None:
         available = ", ".join(

@@ -149,7 +149,7 @@ def own_op(call: LocalCall, device: torch.device) -> Run:
 
 
 def _copy(x: Tensor, source: Tensor) -> Tensor:
-    """``aten::copy``, with a gradient."""
+    """Returns ``aten::copy``, with a gradient."""
     return torch.empty_like(x).copy_(source)
 
 
