@@ -57,7 +57,7 @@ def secret(key: str) -> bool:
 def hidden(key: str, value: Any) -> bool:
     """Returns true if ``value`` is a secret.
 
-    The place of a secret is none, nor is a boolean, nor a number of at most 9 digits at a token or key.
+    Not secret are the place of a secret, a boolean, and a number of at most 9 digits at a token or key.
 
     >>> hidden("model.num_key_value_heads", 2), hidden("hub.token", "abc"), hidden("db.password", 1234)
     (False, True, True)

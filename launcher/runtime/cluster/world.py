@@ -128,7 +128,7 @@ def connect(
 
 @contextmanager
 def _complete() -> Iterator[None]:
-    """Process groups created in the block are complete before any rank continues.
+    """Makes process groups created in the block complete before any rank continues.
 
     A rank that leaves early would disturb a slow one that is still connecting.
     """
@@ -143,7 +143,7 @@ def _complete() -> Iterator[None]:
 
 @contextmanager
 def bounded(timeout: timedelta) -> Iterator[None]:
-    """Process groups created in the block, by any code, use ``timeout`` unless they set their own.
+    """Gives process groups created in the block, by any code, ``timeout`` unless they set their own.
 
     A group does not inherit the world's timeout: torch gives it half an hour, and a mesh cannot set another.
     """

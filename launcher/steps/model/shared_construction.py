@@ -62,7 +62,7 @@ class SharedMetaModels:
 
     @contextmanager
     def as_first(self, job: Job) -> Iterator[None]:
-        """Constructions in the block start with the Python counters of the first one."""
+        """Starts constructions in the block with the Python counters of the first one."""
         now = GlobalsSnapshot(user_classes.files(job))
         self.restart(job)
         try:
