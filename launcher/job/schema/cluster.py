@@ -78,9 +78,7 @@ class Overheads(Settings):
     stall_ms: NotNegative = Field(
         0, description="time added to a hop between stages on 512 devices; times (n/512)**3 on n devices"
     )
-    near_limit: NotNegative = Field(
-        0, description="extra time of a step on a full device, as a share of the step"
-    )
+    near_limit: NotNegative = Field(0, description="share by which a full device makes a step longer")
     fragments: NotNegative = Field(0, description="memory lost in the allocator, as a share of the plan's")
     reserve_gb: NotNegative = Field(0, description="memory of a device for uses outside the plan")
 
