@@ -135,7 +135,10 @@ def _leading(args: Args, words: list[str], rank: int | None) -> Iterator[Followe
 
 
 def _patience(args: Args) -> float:
-    """The request's ``launch.timeout_s``; the default if the request is wrong, which rank 0 reports."""
+    """Returns the request's ``launch.timeout_s``.
+
+    If the request is wrong, which rank 0 reports, it is the default.
+    """
     from launcher.job.compose import compose
     from launcher.job.schema.launch import Launch
 
@@ -230,7 +233,7 @@ def _about(args: Args) -> str:
 
 
 def _version() -> str:
-    """The versions of launcher (with the commit, in a checkout) and of torch, without importing torch."""
+    """Returns the versions of launcher (with the commit, in a checkout) and torch; imports no torch."""
     from importlib.metadata import PackageNotFoundError, version
 
     from launcher.runtime import git

@@ -58,7 +58,7 @@ class RunError(RuntimeError):
 
 
 def printable(text: str, keep: str = "") -> str:
-    """``text`` with control characters escaped, except those in ``keep``, so that no terminal obeys them.
+    """Returns ``text`` with control characters escaped, except ``keep``, so that no terminal obeys them.
 
     >>> printable("a\\n\\x1b[31mb é")
     'a\\\\n\\\\x1b[31mb é'
@@ -71,7 +71,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def error_text(error: Exception) -> str:
-    """The message of an error; for an error of the operating system the file and the reason.
+    """Returns the message of an error; for an error of the operating system the file and the reason.
 
     >>> error_text(PermissionError(13, "Permission denied", "a/b"))
     'a/b: Permission denied'

@@ -113,7 +113,7 @@ def has(name: str) -> bool:
 
 
 def lacking(name: str, key: str = "") -> list[Problem]:
-    """A problem with the setting ``key`` if this installation lacks a part.
+    """Returns a problem with the setting ``key`` if this installation lacks a part.
 
     ``name``: one of ``PARTS``, or a module of the part.
     """
@@ -140,10 +140,11 @@ def _is_there(module: str) -> bool:
 
 
 def install_command(extra: str) -> str:
-    """The shell command that installs the packages of ``extra`` in ``pyproject.toml``, bounds included.
+    """Returns the shell command that installs the packages of ``extra`` in ``pyproject.toml``.
 
-    It names the packages, not the launcher: the launcher is not on PyPI, so ``pip install 'launcher[extra]'``
-    could not work. In a checkout that is not installed the command installs the checkout.
+    It has the bounds of their versions. It names the packages, not the launcher: the launcher is not on PyPI,
+    so ``pip install 'launcher[extra]'`` could not work. In a checkout that is not installed the command
+    installs the checkout.
 
     >>> install_command("images").startswith("pip install ")
     True

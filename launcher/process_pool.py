@@ -150,7 +150,7 @@ class Workers:
             yield self._queues[n].popleft(), answer
 
     def _choose(self, worker: int, open_: dict[int, T], prefer: Callable[[T], Hashable] | None) -> int:
-        """The number of the next task for this worker."""
+        """Returns the number of the next task for this worker."""
         if prefer is None:
             return next(iter(open_))
         knows = self._knows[worker]

@@ -17,13 +17,13 @@ PACKAGES = {
 
 
 def missing() -> str:
-    """The message about packages that this Python lacks; "" if it lacks none. Imports no package."""
+    """Returns the message about packages that this Python lacks; "" if it lacks none. Imports no package."""
     lacking = [package for name, package in PACKAGES.items() if not _exists(name)]
     return f"{sys.executable} has no {', '.join(lacking)}; {_install()}" if lacking else ""
 
 
 def unloadable(error: BaseException) -> str:
-    """The message about a package that exists but cannot be loaded; "" for every other error."""
+    """Returns the message about a package that exists but cannot be loaded; "" for every other error."""
     name = getattr(error, "name", None) or ""
     library = isinstance(error, OSError) and error.errno is None and ".so" in str(error)  # from ctypes
     if not isinstance(error, ImportError) and not library:
@@ -48,7 +48,7 @@ def _exists(name: str) -> bool:
 
 
 def _install() -> str:
-    """The way out. ``make`` installs torch for the CPU; pip alone would download gigabytes."""
+    """Returns the way out. ``make`` installs torch for the CPU; pip alone would download gigabytes."""
     root = Path(__file__).parents[1]
     if not (root / "Makefile").is_file():
         return "activate the environment in which the launcher is installed"

@@ -30,7 +30,7 @@ _ADVICE = (
 
 @lru_cache(1)
 def _others() -> tuple[str, ...]:
-    """Path prefixes of code that is not the user's: the launcher, Python, installed packages."""
+    """Returns path prefixes of code that is not the user's: the launcher, Python, installed packages."""
     import sysconfig  # reads how Python was built, which only error messages need
 
     ours = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -38,7 +38,7 @@ def _others() -> tuple[str, ...]:
 
 
 def user_error(error: BaseException, cure: str = "") -> str:
-    """The message of an error in user code, the last line of that code that ran, and a cure.
+    """Returns the message of an error in user code, the last line of that code that ran, and a cure.
 
     The message is cut to its first line: torch may add frames of its own. The line of code is shown with its
     file, function and source. Without ``cure``, a frequent error of torch has the cure in ``_ADVICE``.
@@ -53,13 +53,13 @@ def user_error(error: BaseException, cure: str = "") -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The kind of an error, and the first line of its message if it has one."""
+    """Returns the kind of an error, and the first line of its message if it has one."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def users_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """The last line of the user's code that ran before ``error``, if any did."""
+    """Returns the last line of the user's code that ran before ``error``, if any did."""
     frames = traceback.extract_tb(error.__traceback__)
     return next((f for f in reversed(frames) if not f.filename.startswith(_others())), None)
 

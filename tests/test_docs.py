@@ -55,7 +55,23 @@ def test_every_folder_says_what_it_is_for() -> None:
     assert [row for row in folders() if row.endswith("|  |")] == []
 
 
-COMMANDS = {"Add", "Build", "Compare", "Describe", "Make", "Refuse", "Return", "Run", "Set", "Yield"}
+COMMANDS = {
+    *(
+        "Add",
+        "Attribute",
+        "Build",
+        "Compare",
+        "Describe",
+        "Finish",
+        "Give",
+        "Make",
+        "Number",
+        "Pass",
+        "Refuse",
+        "Return",
+    ),
+    *("Run", "Set", "Yield"),
+}
 
 
 def test_docstrings_of_functions_say_what_the_function_does() -> None:

@@ -121,7 +121,7 @@ def _strategy(folder: Path, manifest: Manifest) -> Strategy:
         strategy = strategy_file.load(folder / "strategy")
         if strategy.digest == manifest.strategy and strategy.grid.size == manifest.world:
             return strategy
-    raise ValueError(f"{folder}: its strategy files are not the ones that the manifest was written with")
+    raise ValueError(f"{folder}: its strategy files are not those that the manifest describes")
 
 
 def _check_listed(folder: Path, manifest: Manifest, strategy: Strategy) -> None:
@@ -351,9 +351,9 @@ def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
         )
         raise ValueError(f"{path}: a file of another rank or layout: it says {differences}")
 
-    # it must be the file that the manifest was written with
+    # it must be the file that the manifest describes
     if metadata != mark or header.digest != record.digest or header.entries.keys() != record.tensors.keys():
-        raise ValueError(f"{path}: its header is not the one that the manifest was written with")
+        raise ValueError(f"{path}: its header is not the one that the manifest describes")
     if checkpoint.key is not None and salt_of(path) != record.salt:
         raise ValueError(f"{path}: a file of another checkpoint: its salt is not the one in the manifest")
     if file != EXTRA:

@@ -72,7 +72,7 @@ def transform(
         key: The place of the key to encrypt ``dst`` with; by default, the place of the source's key.
         workers: How many ranks are written at a time. Each has a thread that verifies what is read; one
             thread for all of them syncs what has been written.
-        trust: The key that ``src`` must be authentic under.
+        trust: Says which key the MAC of ``src`` must be made with.
 
     Raises:
         ValueError: The source is incomplete, damaged or has other tensors than ``target``.

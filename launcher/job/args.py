@@ -109,7 +109,7 @@ def _no_sweep(typed: str) -> Problem:
 
 
 def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> tuple[int, Problem]:
-    """The number of words ``after`` the flag that are its value, and the problem to report."""
+    """Returns the number of words ``after`` the flag that are its value, and the problem to report."""
     from launcher.job.cures.keys_of_other_programs import why_not
     from launcher.job.schema.did_you_mean import did_you_mean, nearest
     from launcher.job.stray_arguments import KnownNames, flag
@@ -184,7 +184,7 @@ _FLAGS = {
 
 
 def instead(word: str, after: Sequence[str]) -> tuple[str, int, str] | None:
-    """The sentence, the number of words ``after`` that belong to the flag, and the cure.
+    """Returns the sentence, the number of words ``after`` that belong to the flag, and the cure.
 
     ``None`` for a flag that is not Hydra's.
     """

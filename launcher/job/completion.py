@@ -19,7 +19,7 @@ def flags() -> tuple[str, ...]:
 
 
 def keys(values: Mapping[str, Sequence[str]]) -> list[str]:
-    """``KEY=`` for each setting, and ``KEY.`` for each section.
+    """Returns ``KEY=`` for each setting, and ``KEY.`` for each section.
 
     A section also has ``KEY=`` if it is in ``values``.
     """
@@ -30,7 +30,7 @@ def keys(values: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def named_values() -> dict[str, tuple[str, ...]]:
-    """The values by key: shipped options of groups, literals of the schema, true and false."""
+    """Returns the values by key: shipped options of groups, literals of the schema, true and false."""
     values: dict[str, dict[str, None]] = {}
     configs = ConfigFiles()
     for group in configs.groups():
@@ -71,7 +71,7 @@ HERE = Path(__file__).parent / "shells"
 
 
 def script(shell: str, first: Sequence[str]) -> str:
-    """The completion script for ``shell``. ``first``: the commands whose argument is a folder."""
+    """Returns the completion script for ``shell``. ``first``: the commands whose argument is a folder."""
     values = named_values()
     known = {
         "FIRST": _joined(first),

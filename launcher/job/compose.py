@@ -85,7 +85,7 @@ class BadRequest(RequestError):
 
 
 def depth(error: RequestError) -> Depth:
-    """How far the request had been checked when ``error`` was raised."""
+    """Returns how far the request had been checked when ``error`` was raised."""
     if error.planned:
         return Depth.PLANNED
     return Depth.SETTLED if isinstance(error, BadRequest) and error.late else Depth.COMPOSED
@@ -159,7 +159,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
 def _config_files(
     typed: tuple[Override, ...], user: Path | None, problems: list[Problem]
 ) -> tuple[ConfigFiles, tuple[Override, ...]]:
-    """The files to read, and ``typed`` with the recipe's name in place of ``recipe=FILE.yaml``."""
+    """Returns the files to read, and ``typed`` with the recipe's name in place of ``recipe=FILE.yaml``."""
     if user is not None and not user.is_dir():
         problems.append(Problem("", f"--config-dir {user}: there is no such folder"))
         user = None
@@ -189,7 +189,7 @@ def _names_a_file(o: Override) -> bool:
 
 
 def _file_meant(name: str) -> str:
-    """The override for an existing recipe with a similar name; "" if there is none."""
+    """Returns the override for an existing recipe with a similar name; "" if there is none."""
     path = Path(name)
     there = [str(p) for p in path.parent.glob("*.yaml") if p.is_file()] if path.parent.is_dir() else []
     shipped = [f"{r}.yaml" for r in ConfigFiles().options("recipe")]
@@ -200,7 +200,7 @@ def _file_meant(name: str) -> str:
 
 
 def _choices(groups: list[Override], configs: ConfigFiles, problems: list[Problem]) -> list[str]:
-    """The group overrides for Hydra; reports and drops those with an unknown option."""
+    """Returns the group overrides for Hydra; reports and drops those with an unknown option."""
     texts = []
     for o in groups:
         chosen = o.value if isinstance(o.value, list) else [o.value]
@@ -238,7 +238,10 @@ def _misspelled(o: Override, bad: str, options: Sequence[str]) -> Problem:
 
 
 def _data(composed: Composed, problems: list[Problem]) -> dict[str, Any]:
-    """The configuration as plain data, with the recipe's name and, unless it is set, a name for the run."""
+    """Returns the configuration as plain data, with the recipe's name.
+
+    It also has a name for the run, unless one is set.
+    """
     cfg = composed.cfg
     cfg["recipe"] = composed.recipe
     data = plain(cfg, problems)
@@ -252,7 +255,7 @@ def _data(composed: Composed, problems: list[Problem]) -> dict[str, Any]:
 
 
 def _each_time(steps: Any, chosen: Sequence[str]) -> Any:
-    """``steps`` with one entry for each time a step was ``chosen``: train, train_2, train_3.
+    """Returns ``steps`` with one entry for each time a step was ``chosen``: train, train_2, train_3.
 
     A repeated step has the settings of the first, overridden by those under its own name.
     """
@@ -287,7 +290,7 @@ def _typed_by_schema(cfg: DictConfig, data: dict[str, Any]) -> None:
 
 
 def _node(tree: Any, parts: Sequence[str]) -> Any:
-    """The value at a key, given as its parts; ``None`` if there is none."""
+    """Returns the value at a key, given as its parts; ``None`` if there is none."""
     for part in parts:
         tree = tree.get(part) if isinstance(tree, dict) else None
     return tree
@@ -453,7 +456,7 @@ def _untrusted_arguments(node: Any, key: str, allow: tuple[str, ...]) -> Iterato
 
 
 def _relevant(problems: list[Problem], misspelled: set[str]) -> tuple[Problem, ...]:
-    """Each problem once, without those that may result from a misspelled option of a group."""
+    """Returns each problem once, without those that may result from a misspelled option of a group."""
     once = tuple(dict.fromkeys(problems))
     if not misspelled:
         return once
@@ -475,12 +478,12 @@ def _typed_places(overrides: Sequence[str], typed: Sequence[Override]) -> Iterat
 def _partial(
     typed: Sequence[Override], configs: ConfigFiles, places: Sequence[tuple[str, Origin]]
 ) -> Origins:
-    """The origins known when composing fails: those in the main configuration and the recipe."""
+    """Returns the origins known when composing fails: those in the main configuration and the recipe."""
     return gather((*_of_chosen(typed, configs), *places), {})
 
 
 def _of_chosen(typed: Sequence[Override], configs: ConfigFiles) -> tuple[tuple[str, Origin], ...]:
-    """Each key that the main configuration and the recipe set; none if one of them cannot be read."""
+    """Returns each key that the main configuration and the recipe set; none if one of them cannot be read."""
     recipe = next((str(o.value) for o in reversed(typed) if o.key == "recipe"), None)
     options = [CONFIG, *([f"recipe/{recipe}"] if recipe else [])]
     files = [(path, "") for path in map(configs.file, options) if path]

@@ -27,7 +27,7 @@ def shipped(path: Path) -> bool:
 
 
 def short(path: Path) -> str:
-    """``path`` relative to the current folder or to the shipped ones, if one contains it; else absolute."""
+    """Returns ``path`` relative to the current folder or to a shipped one that contains it, else absolute."""
     full = Path(os.path.abspath(path))
     for base in (Path.cwd(), CONF.parent):
         if full.is_relative_to(base):
@@ -44,7 +44,7 @@ class ConfigFiles:
 
     @classmethod
     def from_folders(cls, user: Path | None, recipe: Path | None = None) -> ConfigFiles:
-        """The shipped folders, the ``user``'s own, and the folder of a ``recipe`` that is given by its path.
+        """Returns the shipped folders, the ``user``'s own, and that of a ``recipe`` named by its path.
 
         The user's recipes are in the subfolder ``recipe`` or ``recipes``.
         """
@@ -60,13 +60,13 @@ class ConfigFiles:
         return cls(tuple(conf), tuple(recipes))
 
     def groups(self) -> tuple[str, ...]:
-        """The names of groups, such as ``model`` and ``recipe``, sorted."""
+        """Returns the names of groups, such as ``model`` and ``recipe``, sorted."""
         folders = [p for c in self.conf if c.is_dir() for p in c.iterdir() if p.is_dir()]
         names = {p.name for p in folders if p.name[0] not in "._"}
         return tuple(sorted((names | {"recipe"}) - {"recipes"}))
 
     def options(self, group: str) -> tuple[str, ...]:
-        """The names that may follow ``group=``, sorted."""
+        """Returns the names that may follow ``group=``, sorted."""
         if ".." in group.split("/"):
             return ()
         folders = [folder for folder in self._folders(group) if folder.is_dir()]
@@ -74,21 +74,21 @@ class ConfigFiles:
         return tuple(sorted(names))
 
     def file(self, config_path: str) -> Path | None:
-        """The file of Hydra's path ``group/option``; ``None`` if there is none."""
+        """Returns the file of Hydra's path ``group/option``; ``None`` if there is none."""
         group, _, option = config_path.rpartition("/")
         folders = self._folders(group) if group else iter(self.conf)
         paths = (folder / f"{option}.yaml" for folder in folders)
         return next((path for path in paths if path.is_file()), None)
 
     def title(self, config_path: str) -> str:
-        """The comment that begins the file of Hydra's path ``group/option``; "" if there is none."""
+        """Returns the comment that begins the file of Hydra's path ``group/option``; "" if there is none."""
         path = self.file(config_path)
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path else []
         first = next((line for line in lines if not line.startswith("# @package")), "")
         return first.removeprefix("#").strip() if first.startswith("#") else ""
 
     def hidden(self) -> tuple[str, ...]:
-        """The user's files that are never read because a shipped file has the same name."""
+        """Returns the user's files that are never read because a shipped file has the same name."""
         own = ((p, p.relative_to(c)) for c in self.conf[1:] for p in sorted(c.rglob("*.yaml")))
         return tuple(short(p) for p, name in own if (CONF / name).is_file())
 

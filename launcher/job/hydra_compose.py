@@ -344,7 +344,7 @@ def _opened(folder: Path) -> Iterator[_Loader]:
 
 
 def _syntax(error: yaml.YAMLError) -> Problem:
-    """A YAML syntax error with its line."""
+    """Returns a YAML syntax error with its line."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         name, why = getattr(error, "name", "?"), getattr(error, "reason", error)
         return Problem("", f"{short(Path(name))}: not valid YAML: {why}")
@@ -359,7 +359,7 @@ def _syntax(error: yaml.YAMLError) -> Problem:
 
 
 def _missing_option(error: MissingConfigException, configs: ConfigFiles, choices: Sequence[str]) -> Problem:
-    """An unknown option in a defaults list; options on the command line were checked before."""
+    """Returns an unknown option in a defaults list; options on the command line were checked before."""
     wanted = error.missing_cfg_file or ""
     group, _, option = wanted.rpartition("/")
     first, _, path_like = wanted.partition("/")
@@ -372,7 +372,7 @@ def _missing_option(error: MissingConfigException, configs: ConfigFiles, choices
 
 
 def _relative_choice(group: str, option: str, configs: ConfigFiles, choices: Sequence[str]) -> Problem | None:
-    """The problem of a recipe that has ``- model: mlp`` or ``- override model: mlp``.
+    """Returns the problem of a recipe that has ``- model: mlp`` or ``- override model: mlp``.
 
     Without ``/``, Hydra looks below ``recipe``.
     """
@@ -404,7 +404,7 @@ def _read_recipes(configs: ConfigFiles, choices: Sequence[str]) -> Iterator[Path
 
 
 def _conflict(text: str, configs: ConfigFiles, choices: Sequence[str]) -> Problem:
-    """The problem of files that cannot be merged."""
+    """Returns the problem of files that cannot be merged."""
     # a recipe overrides an unknown group
     named = re.search(r"Could not override '([^'@]+)(?:@[^']*)?'", text)
     if named:

@@ -130,7 +130,10 @@ def _flag(bad: Any) -> bool | None:
 
 
 def word_of(bad: Any, words: Sequence[str]) -> str | None:
-    """The one of ``words`` that ``bad`` is a synonym or a misspelling of; ``None`` if there is none."""
+    """Returns the one of ``words`` that ``bad`` is a synonym or a misspelling of.
+
+    Returns ``None`` if there is none.
+    """
     if isinstance(bad, Mapping | list) or bad is None or not words:
         return None
     text = str(bad).strip().lower()
@@ -165,7 +168,7 @@ def _numbers(key: str, note: Any, bad: Any) -> Iterator[Any]:
 
 
 def number_of(key: str, bad: Any) -> float | None:
-    """The number that ``bad`` means, in the unit of ``key``; ``None`` if it is not a number."""
+    """Returns the number that ``bad`` means, in the unit of ``key``; ``None`` if it is not a number."""
     if isinstance(bad, int | float) and not isinstance(bad, bool):
         return float(bad)
     if not isinstance(bad, str) or len(bad) > 40:
@@ -203,7 +206,7 @@ def number_of(key: str, bad: Any) -> float | None:
 
 
 def _fraction(bad: str) -> float | None:
-    """The value of 10%, 1/8 or 0,25; ``None`` for other text."""
+    """Returns the value of 10%, 1/8 or 0,25; ``None`` for other text."""
     text = bad.strip()
     percent = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text)
     if percent:
@@ -216,7 +219,7 @@ def _fraction(bad: str) -> float | None:
 
 
 def _item(key: str, item: Any) -> Any:
-    """An item of a list; text that means a number becomes the number."""
+    """Returns an item of a list; text that means a number becomes the number."""
     if isinstance(item, list):
         return [_item(key, i) for i in item]
     number = number_of(key, item)

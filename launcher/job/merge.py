@@ -75,7 +75,7 @@ def as_keys(key: str, word: Any) -> dict[str, Any] | None:
 
 
 def _beside_words(cfg: DictConfig, override: Override) -> Sequence[str] | Problem:
-    """The keys to set: the key of ``override``, or that key in each candidate of a list above it.
+    """Returns the keys to set: the key of ``override``, or that key in each candidate of a list above it.
 
     A word above the key is replaced by the keys that it stands for. A word that stands for none would be
     lost: that is a problem.
@@ -149,7 +149,7 @@ def replaced(overrides: Sequence[Override]) -> Iterator[Problem]:
 
 
 def unresolved(cfg: DictConfig, key: str) -> Any:
-    """The value at ``key`` as it is written: an interpolation is text. ``None`` if there is none."""
+    """Returns the value at ``key`` as it is written: an interpolation is text. ``None`` if there is none."""
     node: Any = cfg
     for part in key.split("."):
         if not isinstance(node, DictConfig) or node._is_none() or node._is_interpolation():
@@ -239,7 +239,7 @@ _REFERENCE = re.compile(r"\$\{\s*(\.*)([^${}:]*?)\s*\}")
 
 
 def expansion(raw: Mapping[str, Any]) -> Problem | None:
-    """The problem of interpolations in ``raw`` that stand for more than ``EXPANDED`` values.
+    """Returns the problem of interpolations in ``raw`` that stand for more than ``EXPANDED`` values.
 
     Counts the values without resolving any. An interpolation with a resolver, such as ``${oc.env:HOME}``,
     counts as the text that is written.
@@ -266,7 +266,10 @@ def _every_node(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _size(key: str, nodes: Mapping[str, Any], sizes: dict[str, int], above: set[str]) -> int:
-    """The number of values, and thousands of characters, of a resolved node; 0 if it refers to itself."""
+    """Returns the number of values, and thousands of characters, of a resolved node.
+
+    It is 0 if it refers to itself.
+    """
     if key in sizes:
         return sizes[key]
     if key in above or key not in nodes:
@@ -361,7 +364,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def keys(tree: Any, above: str = "") -> list[str]:
-    """Every dotted key of a group of keys, each before those below it."""
+    """Returns every dotted key of a group of keys, each before those below it."""
     if not isinstance(tree, Mapping):
         return []
     names = [(f"{above}.{k}" if above else str(k), v) for k, v in tree.items()]

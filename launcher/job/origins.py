@@ -54,9 +54,10 @@ class Origins:
         return self.places.get(key, ())
 
     def of(self, key: str) -> Origin | None:
-        """The origin of ``key``, of a key below it, or of the nearest one above; ``None`` for a default.
+        """Returns the origin of ``key``, of a key below it, or of the nearest one above.
 
-        A group that one place sets to null exists because another place sets a key below it.
+        Returns ``None`` for a default. A group that one place sets to null exists because another place sets
+        a key below it.
         """
         own = self.places.get(key, ())[-1:]
         if own and own[0].value not in NULL:
@@ -68,7 +69,10 @@ class Origins:
         return self.of(above) if above else None
 
     def value(self, key: str) -> Any:
-        """The composed value at ``key``; ``None`` if there is none. Names in ``data`` may contain dots."""
+        """Returns the composed value at ``key``; ``None`` if there is none.
+
+        Names in ``data`` may contain dots.
+        """
         return _value(self.data, key)
 
 

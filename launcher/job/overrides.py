@@ -52,7 +52,7 @@ _PATHS = re.compile(rf"(?:file://)?({_PLAIN})", re.ASCII)
 
 
 def hydra_hint(key: str, value: Any) -> tuple[str, str]:
-    """A sentence about Hydra's ``key``, and the override that means the same; "" if there is none."""
+    """Returns a sentence about Hydra's ``key``, and the override that means the same; "" if there is none."""
     known = (k for k in (*_INSTEAD, "") if not k or key == k or key.startswith((f"{k}.", f"{k}/")))
     return f"{NO_EFFECT}; {_INSTEAD.get(next(known), _OTHERWISE)}", _cure(key, value)
 
@@ -103,20 +103,20 @@ def read(texts: Iterable[str], problems: list[Problem]) -> tuple[Override, ...]:
 
 
 def quoted(value: str) -> str:
-    """``value`` as one word of the override grammar, quoted if it needs to be."""
+    """Returns ``value`` as one word of the override grammar, quoted if it needs to be."""
     if re.fullmatch(r"[\w./-]+", value, re.ASCII):
         return value
     return str(QuotedString(value, Quote.single).with_quotes())
 
 
 def shell(text: str) -> str:
-    """One argument for a shell, in the quotes that are easiest to read."""
+    """Returns one argument for a shell, in the quotes that are easiest to read."""
     legible = "'" in text and not re.search(r'["$`\\!]', text)
     return f'"{text}"' if legible else shlex.quote(text)
 
 
 def paste(key: str, value: Any) -> str:
-    """``key=value`` ready for a shell.
+    """Returns ``key=value`` ready for a shell.
 
     >>> print(paste("train.steps", 8), paste("name", "a b"), paste("steps", ["train", "save"]))
     train.steps=8 "name='a b'" 'steps=[train,save]'
@@ -125,7 +125,7 @@ def paste(key: str, value: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """A plain value in the override grammar."""
+    """Returns a plain value in the override grammar."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{k}:{written(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -138,7 +138,7 @@ def written(value: Any) -> str:
 
 
 def _word(value: str) -> str:
-    """``value`` as text: quoted if the grammar would otherwise read a number, a boolean or null."""
+    """Returns ``value`` as text: quoted if the grammar would otherwise read a number, a boolean or null."""
     word = quoted(value)
     if word != value or parse(f"x={value}").value() == value:
         return word
@@ -214,7 +214,7 @@ def rewritten(text: str) -> str:
 
 
 def _literal(text: str) -> Any:
-    """The value of ``text`` in Python, JSON or YAML; ``None`` if it is valid in none of them."""
+    """Returns the value of ``text`` in Python, JSON or YAML; ``None`` if it is valid in none of them."""
     for read in (ast.literal_eval, yaml.safe_load):
         try:
             return read(text)
@@ -224,7 +224,7 @@ def _literal(text: str) -> Any:
 
 
 def _python_constants(data: Any) -> Any:
-    """``data`` with Python's None, True and False as values: YAML reads them as text."""
+    """Returns ``data`` with Python's None, True and False as values: YAML reads them as text."""
     if isinstance(data, dict):
         return {k: _python_constants(v) for k, v in data.items()}
     if isinstance(data, list | tuple):
@@ -235,7 +235,10 @@ def _python_constants(data: Any) -> Any:
 
 
 def _unsupported(key: str, text: str, parsed: Parsed) -> Problem | None:
-    """The problem of an override that Hydra supports and the launcher does not; ``None`` for others."""
+    """Returns the problem of an override that Hydra supports and the launcher does not.
+
+    Returns ``None`` for others.
+    """
     shown = redacted(text)
     if parsed.is_sweep_override():
         values = parsed.get_value_string()
@@ -250,7 +253,10 @@ def _unsupported(key: str, text: str, parsed: Parsed) -> Problem | None:
 
 
 def _one_value(key: str, values: str) -> str:
-    """The override for ``a,b`` if it means one value: a list, or a number with a comma every three digits."""
+    """Returns the override for ``a,b`` if it means one value.
+
+    That is a list, or a number with a comma every three digits.
+    """
     note = keys.any_annotation(key)
     items = [v.strip() for v in values.split(",")]
     if key in LISTS:
@@ -260,7 +266,10 @@ def _one_value(key: str, values: str) -> str:
 
 
 def _unreadable(text: str, why: str) -> Problem:
-    """The problem of an override that cannot be parsed, with its value rewritten or quoted as the cure."""
+    """Returns the problem of an override that cannot be parsed.
+
+    The cure has its value rewritten or quoted.
+    """
     name, equals, value = text.partition("=")
     shown = redacted(text)
     key = name.strip().lstrip("+~")
@@ -289,7 +298,7 @@ def _unreadable(text: str, why: str) -> Problem:
 
 
 def _reason(why: str) -> str:
-    """The grammar's message, or plain words if it only mentions tokens."""
+    """Returns the grammar's message, or plain words if it only mentions tokens."""
     first = " ".join(why.partition("\nSee ")[0].split())
     return (
         "brackets do not match, or a name is not made of letters, digits and '_'"

@@ -209,7 +209,10 @@ def _frozen(run: Any, file: Path) -> bool:
 
 
 def _origin(origins: Origins, key: str) -> Origin | None:
-    """The place in a user's file that set the key, or set a key above it to an interpolation ``${x}``."""
+    """Returns the place in a user's file that set the key.
+
+    It may also have set a key above it to an interpolation ``${x}``.
+    """
     parts = key.split(".")
     above = [origins.all(".".join(parts[:n]))[-1:] for n in range(1, len(parts))]
     named = [origin for (origin,) in filter(None, above) if "${" in str(origin.value)]
@@ -236,7 +239,7 @@ def _value(data: Mapping[str, Any], key: str) -> Any:
 
 
 def _written(data: Mapping[str, Any], key: str) -> Any:
-    """The value at ``key``, or the text above it that stands for it."""
+    """Returns the value at ``key``, or the text above it that stands for it."""
     node: Any = data
     for part in key.split("."):
         if isinstance(node, str):

@@ -35,7 +35,7 @@ class KnownNames:
         return bool(re.fullmatch(r"[a-z_][\w.]*", word)) and (word in self.groups or word in _keys())
 
     def meant(self, word: str) -> str | None:
-        """The key that ``word`` names, directly or by another name; ``None`` if it names none."""
+        """Returns the key that ``word`` names, directly or by another name; ``None`` if it names none."""
         name = word.lstrip("-").replace("-", "_") if word.startswith("-") else word
         if self.key(name):
             return name
@@ -49,14 +49,17 @@ def _keys() -> frozenset[str]:
 
 
 def _first_unknown(name: str) -> int:
-    """The index of the first part of an unknown key that the schema does not have."""
+    """Returns the index of the first part of an unknown key that the schema does not have."""
     parts = name.split(".")
     known = _keys()
     return next((i for i in range(len(parts)) if ".".join(parts[: i + 1]) not in known), len(parts) - 1)
 
 
 def sift(texts: Sequence[str], names: KnownNames, problems: list[Problem]) -> list[str]:
-    """The overrides among ``texts``; reports all other arguments in ``problems``, with what they may mean."""
+    """Returns the overrides among ``texts``.
+
+    Reports all other arguments in ``problems``, with what they may mean.
+    """
     out = []
     at = 0
     while at < len(texts):
@@ -70,7 +73,10 @@ def sift(texts: Sequence[str], names: KnownNames, problems: list[Problem]) -> li
 
 
 def _stray(rest: Sequence[str], names: KnownNames) -> tuple[int, Problem | None]:
-    """The number of arguments at the start of ``rest`` that belong together, and their problem, if any."""
+    """Returns the number of arguments at the start of ``rest`` that belong together.
+
+    Also returns their problem, if any.
+    """
     for recognize in (_called, _brackets, _verb, _around_equals, _listed, _several, _alone):
         match = recognize(rest, names)
         if match is not None:
@@ -209,7 +215,7 @@ def _alone(rest: Sequence[str], names: KnownNames) -> Match:
 
 
 def _recipe(word: str, names: KnownNames) -> str:
-    """The value for ``recipe=``: the name of a known recipe, otherwise the path of a file."""
+    """Returns the value for ``recipe=``: the name of a known recipe, otherwise the path of a file."""
     bare = word.removesuffix(".yaml")
     if word in names.recipes:
         return bare
@@ -221,7 +227,10 @@ def _recipe(word: str, names: KnownNames) -> str:
 
 
 def flag(word: str, after: Sequence[str], names: KnownNames) -> tuple[int, str]:
-    """The number of arguments ``after`` an unknown flag that are its value, and the intended override."""
+    """Returns the number of arguments ``after`` an unknown flag that are its value.
+
+    Also returns the intended override.
+    """
     name, equals, value = word.partition("=")
     follows = bool(not equals and after and "=" not in after[0] and not after[0].startswith("-"))
     if follows:
@@ -240,7 +249,7 @@ def flag(word: str, after: Sequence[str], names: KnownNames) -> tuple[int, str]:
 
 
 def _pasted(text: str) -> str:
-    """``text`` as one shell argument, rewritten if necessary; "" if the grammar cannot read it."""
+    """Returns ``text`` as one shell argument, rewritten if necessary; "" if the grammar cannot read it."""
     good = text if parsable(text) else rewritten(text)
     return shell(redacted(good)) if good and redacted(good) == good else ""
 

@@ -12,7 +12,10 @@ SHOWN = 80
 
 
 def cell_name(k: int, varied: Sequence[str]) -> str:
-    """The number ``k`` and the varied values, without secrets, in characters that are safe in a path."""
+    """Returns the number ``k`` and the varied values, in characters that are safe in a path.
+
+    Secrets are left out.
+    """
     words = [v.partition("=")[2] for v in varied if redact.text(v) == v]
     text = "-".join(re.sub(r"[^A-Za-z0-9._]+", "_", _short(w)).strip("_.") for w in words)
     return f"{k}-{text[:SHOWN]}".rstrip("-")

@@ -80,7 +80,7 @@ class SweepAxis:
 
 
 def axes(overrides: Sequence[str], configs: ConfigFiles) -> tuple[SweepAxis, ...]:
-    """One axis per override. Raises ``RequestError``."""
+    """Returns one axis per override. Raises ``RequestError``."""
     with collecting_problems() as wrong:
         single = sift(overrides, KnownNames(configs.groups(), configs.options("recipe")), wrong)
         return tuple(_axis(o, configs, wrong) for o in single)
@@ -89,7 +89,7 @@ def axes(overrides: Sequence[str], configs: ConfigFiles) -> tuple[SweepAxis, ...
 def written_axes(
     over: Mapping[str, str | Sequence[Any]], typed: Sequence[SweepAxis], configs: ConfigFiles
 ) -> tuple[SweepAxis, ...]:
-    """The axes of ``sweep.over`` whose keys are not ``typed``. Raises ``RequestError``."""
+    """Returns the axes of ``sweep.over`` whose keys are not ``typed``. Raises ``RequestError``."""
     there = {axis.key.lstrip("+~") for axis in typed}
     known = (*dict.fromkeys(keys.everywhere()), *configs.groups())
     out: list[SweepAxis] = []
@@ -108,7 +108,10 @@ def written_axes(
 
 
 def grid(overrides: Sequence[SweepAxis]) -> tuple[Cell, ...]:
-    """Every combination, the last override varying fastest; cells are named by the values that vary."""
+    """Returns every combination, the last override varying fastest.
+
+    Cells are named by the values that vary.
+    """
     varying = [i for i, axis in enumerate(overrides) if axis.varies]
     out = []
     for k, combination in enumerate(itertools.product(*(axis.words for axis in overrides))):
@@ -121,7 +124,7 @@ def cell(number: int, overrides: tuple[str, ...], varied: tuple[str, ...]) -> Ce
 
 
 def repeated(one: Cell, seeds: Sequence[int]) -> tuple[Cell, ...]:
-    """One cell per seed; only ``one`` itself if there is a single seed."""
+    """Returns one cell per seed; only ``one`` itself if there is a single seed."""
     if len(seeds) == 1:
         return (one,)
     return tuple(
@@ -131,13 +134,13 @@ def repeated(one: Cell, seeds: Sequence[int]) -> tuple[Cell, ...]:
 
 
 def values(one: Cell) -> Mapping[str, str]:
-    """The varied values of a cell by key, with secrets hidden."""
+    """Returns the varied values of a cell by key, with secrets hidden."""
     pairs = (redact.text(word).partition("=") for word in one.varied)
     return {key.lstrip("+~"): value for key, _, value in pairs}
 
 
 def _axis(text: str, configs: ConfigFiles, problems: list[Problem]) -> SweepAxis:
-    """The axis of an override: the values that it lists, or its interval."""
+    """Returns the axis of an override: the values that it lists, or its interval."""
 
     class Options:
         """The part of Hydra's loader that its grammar needs for ``glob(...)``."""
@@ -223,7 +226,7 @@ def named_operators(job: Job, configs: ConfigFiles) -> tuple[Job, list[Problem]]
 
 
 def _option(name: str, configs: ConfigFiles) -> Any:
-    """The value that ``operators=NAME`` sets."""
+    """Returns the value that ``operators=NAME`` sets."""
     composed = hydrate([f"operators={name}"], configs)
     assert not isinstance(composed, Problem)
     return OmegaConf.to_container(OmegaConf.select(composed.cfg, OPERATORS), resolve=True)

@@ -44,9 +44,9 @@ _ANYTHING = (object, type(None), inspect.Parameter.empty, list, tuple, dict, set
 
 
 def refusal(path: str, allow: tuple[str, ...], ours: tuple[str, ...]) -> tuple[str, str] | None:
-    """Why the dotted ``path`` is not allowed, and the cure; ``None`` if it is allowed. Imports nothing.
+    """Returns why the dotted ``path`` is not allowed, and the cure; ``None`` if it is allowed.
 
-    ``ours``: the launcher's own classes that may be named; ``allow`` cannot add any.
+    Imports nothing. ``ours``: the launcher's own classes that may be named; ``allow`` cannot add any.
     """
     parts = path.split(".")
     if len(parts) < 2 or not all(p.isidentifier() for p in parts):
@@ -95,7 +95,7 @@ def missing_module(key: str, path: str) -> Problem:
 
 
 def locate(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_target_") -> type[T]:
-    """The class at ``path``: a subclass of ``base``, in a trusted package and defined in one.
+    """Returns the class at ``path``: a subclass of ``base``, in a trusted package and defined in one.
 
     A class of the launcher's own must be listed for ``base`` in ``OURS``. Nothing is imported before the path
     is accepted. Raises ``RequestError``, naming ``key``.
@@ -194,7 +194,10 @@ def check(
 def _accepted(
     target: Target | Mapping[str, Any], allow: tuple[str, ...], kind: type[T], key: str
 ) -> tuple[str, dict[str, Any], Callable[..., T]]:
-    """The path and arguments of ``target``, and the class or function to call. Raises ``RequestError``."""
+    """Returns the path and arguments of ``target``, and the class or function to call.
+
+    Raises ``RequestError``.
+    """
     path, arguments = (target.target, target.arguments) if isinstance(target, Target) else _split(target)
     reserved = [name for name in arguments if name.startswith("_") and name != "_args_"]
     if reserved:
@@ -211,7 +214,7 @@ Nested = Callable[[Mapping[str, Any], tuple[type, ...], str], Any]
 def _arguments(
     make: Callable[..., Any], arguments: Mapping[str, Any], first: int, above: str, nested: Nested
 ) -> dict[str, Any]:
-    """``arguments`` with each ``_target_`` replaced by the result of ``nested``.
+    """Returns ``arguments`` with each ``_target_`` replaced by the result of ``nested``.
 
     ``first``: the position of the first item of ``_args_``.
     """
@@ -239,7 +242,10 @@ def _argument(value: Any, types: tuple[type, ...], key: str, nested: Nested) -> 
 
 
 def _expected(node: Mapping[str, Any], types: tuple[type, ...], base: type[Any]) -> type[Any]:
-    """The required type of an argument: any for trusted packages, its annotation for our own classes."""
+    """Returns the required type of an argument.
+
+    It is any type for trusted packages, and the annotation for our own classes.
+    """
     path = str(node["_target_"])
     if not _own(path):
         return object
@@ -247,7 +253,10 @@ def _expected(node: Mapping[str, Any], types: tuple[type, ...], base: type[Any])
 
 
 def _types(make: Callable[..., Any], which: str | int) -> tuple[type, ...]:
-    """The classes that the annotation of an argument names; ``which`` is its name or its position from 0."""
+    """Returns the classes that the annotation of an argument names.
+
+    ``which`` is its name or its position from 0.
+    """
     try:
         parameters = inspect.signature(make, eval_str=True).parameters
     except Exception:  # some builtins have no signature, and some annotations cannot be evaluated
@@ -264,7 +273,7 @@ def _types(make: Callable[..., Any], which: str | int) -> tuple[type, ...]:
 
 
 def _classes(annotation: Any) -> Iterator[type]:
-    """The classes in ``annotation``; for a container, those of its items.
+    """Yields the classes in ``annotation``; for a container, those of its items.
 
     >>> from collections.abc import Sequence
     >>> [*_classes(Sequence[int] | None)], [*_classes(Any)], [*_classes(dict)]
@@ -291,7 +300,7 @@ def _check_fit(
 def _bad_arguments(
     why: str, make: Callable[..., Any], arguments: Mapping[str, Any], key: str
 ) -> tuple[str, str]:
-    """Why ``make`` does not take the arguments, and the cure if a name is misspelled."""
+    """Returns why ``make`` does not take the arguments, and the cure if a name is misspelled."""
     text = f"its arguments do not fit: {why}"
     names = list(inspect.signature(make).parameters)
     wrong = next((name for name in arguments if name not in names), "")
@@ -314,7 +323,7 @@ def _split(target: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _trusted(path: str, allow: tuple[str, ...], base: type, key: str) -> Any:
-    """The object at ``path``, once the path is accepted. Raises ``RequestError``."""
+    """Returns the object at ``path``, once the path is accepted. Raises ``RequestError``."""
     refused = refusal(path, allow, _ours(base))
     if refused is not None:
         raise _error(key, path, *refused)
@@ -338,7 +347,7 @@ def _check_home(path: str, definition: Any, allow: tuple[str, ...], base: type, 
 
 
 def _ours(base: type) -> tuple[str, ...]:
-    """The launcher's own classes that are allowed where a ``base`` is required."""
+    """Returns the launcher's own classes that are allowed where a ``base`` is required."""
     return tuple(path for cls in base.__mro__ for path in OURS.get(cls.__name__, ()))
 
 
@@ -359,7 +368,10 @@ def _other_kind(path: str, base: type, key: str) -> RequestError:
 
 
 def _find(path: str, allow: tuple[str, ...], key: str) -> object:
-    """The object at ``path``, looked up from its longest importable part; imports only allowed packages."""
+    """Returns the object at ``path``.
+
+    It is looked up from the longest part that can be imported. Imports only allowed packages.
+    """
     parts = path.split(".")
     for n in range(len(parts) - 1, 0, -1):
         module = ".".join(parts[:n])

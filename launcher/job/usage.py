@@ -45,7 +45,7 @@ exit codes: 0 done, 2 the request is wrong (nothing was started), 1 it failed wh
 
 
 def usage(config_dir: Path | None = None) -> str:
-    """The usage, the recipes with their titles, the options of each group, and examples."""
+    """Returns the usage, the recipes with their titles, the options of each group, and examples."""
     configs = ConfigFiles.from_folders(config_dir)
     recipes = [(name, configs.title(f"recipe/{name}")) for name in configs.options("recipe")]
     width = max((len(name) for name, _ in recipes), default=0)

@@ -20,7 +20,7 @@ from launcher.job.config_folders import shipped, short
 
 
 def parser(path: Path) -> Any:
-    """The loader class for events and nodes of ``path``."""
+    """Returns the loader class for events and nodes of ``path``."""
     return yaml.CSafeLoader if yaml.__with_libyaml__ and shipped(path) else yaml.SafeLoader
 
 
@@ -36,7 +36,7 @@ TAGS = {
 
 @lru_cache(2)
 def _loader(fast: bool) -> Any:
-    """OmegaConf's loader, which has its own rules for numbers, dates and duplicate keys.
+    """Returns OmegaConf's loader, which has its own rules for numbers, dates and duplicate keys.
 
     Keys are text as written: YAML reads ``on:`` and ``no:`` as True and False, but a module may have such a
     name. ``fast``: based on libyaml.
@@ -66,7 +66,7 @@ def _name_by_text(node: yaml.MappingNode) -> None:
 
 
 def composed(path: Path) -> yaml.Node | None:
-    """The nodes of ``path``, with the keys that ``load`` reads: those of merges (``<<``) are in their place.
+    """Returns the nodes of ``path`` with the keys that ``load`` reads: merges (``<<``) are carried out.
 
     Keys that a mapping sets itself follow those that it merges, so the last of equal keys counts.
     """
@@ -89,7 +89,7 @@ def composed(path: Path) -> yaml.Node | None:
 
 
 def load(path: Path) -> Any:
-    """The plain data that OmegaConf reads from ``path``, with keys as written."""
+    """Returns the plain data that OmegaConf reads from ``path``, with keys as written."""
     with path.open(encoding="utf-8") as file:
         return yaml.load(file, Loader=_loader(shipped(path)))
 
@@ -123,7 +123,7 @@ def check(path: Path) -> None:
 
 
 def hostile(path: Path) -> Problem | None:
-    """Why ``path`` is refused; ``None`` if it is not, or is invalid YAML, which its reader explains.
+    """Returns why ``path`` is refused; ``None`` if it is not, or is invalid YAML, which its reader explains.
 
     An unchanged file is read once: a request is composed again for each cure that is tried.
     """
@@ -145,7 +145,10 @@ def hostile(path: Path) -> Problem | None:
 
 @lru_cache(256)
 def _unchanged(path: Path, here: str, *state: int) -> Problem | None:
-    """The problem of a file of this ``state``; ``here``: the current folder, which its messages depend on."""
+    """Returns the problem of a file of this ``state``.
+
+    ``here``: the current folder, which its messages depend on.
+    """
     return _walked(path, path.read_text(encoding="utf-8"))
 
 
@@ -193,7 +196,7 @@ def _walked(path: Path, text: str) -> Problem | None:
 
 
 def _strange_tag(event: yaml.Event) -> str | None:
-    """The tag that is written at a node, if it is none of ``TAGS``; ``None`` otherwise."""
+    """Returns the tag that is written at a node, if it is none of ``TAGS``; ``None`` otherwise."""
     tag: str | None = getattr(event, "tag", None)
     known = next((names for kind, names in TAGS.items() if isinstance(event, kind)), ())
     if tag is None or tag == "!" or tag in {_STANDARD + name for name in known}:

@@ -197,7 +197,7 @@ class Attention(nn.Module):
         self.o = Linear(heads * self.head, dim, std)
 
     def forward(self, x: Tensor, places: Tensor | None = None, seen: Tensor | None = None) -> Tensor:
-        """``places`` (batch, time) and ``seen`` are the positions and the mask of packed documents."""
+        """Attends; ``places`` (batch, time) and ``seen`` are positions and mask of packed documents."""
         q, k, v = self._projected(x)
         time = q.shape[2]  # not x's: a rank may have only a part of x's time
         cos, sin = angles(time, self.head, self.theta, x)
@@ -229,13 +229,13 @@ class Attention(nn.Module):
         return tuple(self._heads(proj(x)) for proj in (self.q, self.k, self.v))
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
-        """``seen`` is ``None`` for causal attention."""
+        """Attends; ``seen`` is ``None`` for causal attention."""
         out = attention(q, k, v, self.group, seen)
         y: Tensor = self.o(out.transpose(1, 2).flatten(2))
         return y
 
     def _heads(self, x: Tensor) -> Tensor:
-        """(batch, time, heads x head) -> (batch, heads, time, head)"""
+        """Reshapes (batch, time, heads x head) to (batch, heads, time, head)."""
         return x.view(*x.shape[:2], -1, self.head).transpose(1, 2)
 
 
@@ -263,7 +263,7 @@ class Block(nn.Module):
         self.mlp = SwiGLU(s.dim, s.ffn_dim, std)
 
     def forward(self, x: Tensor, *packed: Tensor) -> Tensor:
-        """``packed`` has the positions and the mask of packed documents, as ``Attention`` takes them."""
+        """Runs the block; ``packed`` has the positions and the mask of documents, as in ``Attention``."""
         h: Tensor = x + self.attn(self.attn_norm(x), *packed)
         h = h + self.mlp(self.mlp_norm(h))
         return h

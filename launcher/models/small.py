@@ -69,7 +69,7 @@ def basic(inputs: int, width: int, stride: int) -> Residual:
 
 
 def bottleneck(inputs: int, width: int, stride: int) -> Residual:
-    """The stride sits on the 3x3 convolution, as in every later ResNet-50 (v1.5)."""
+    """Returns a bottleneck block; the stride is that of the 3x3 convolution, as in ResNet-50 v1.5."""
     body = nn.Sequential(
         Conv(inputs, width, 1), nn.BatchNorm2d(width), nn.ReLU(),
         Conv(width, width, 3, stride), nn.BatchNorm2d(width), nn.ReLU(),

@@ -42,8 +42,8 @@ class OwnLoss:
         self._name = settings.target
         self._made = made(settings, allow, key, device)
         if not callable(getattr(self._made, "count", None)):
-            text = f"{self._name}: it has no method count(target); define one: its result, which must be"
-            text += " known before the forward, divides the loss"
+            text = f"{self._name}: it has no method count(target); define one: the loss is divided by its"
+            text += " result, which must be known before the forward"
             raise RequestError((Problem(key, text),))
         self._apart: Tensor | None = None
 
@@ -317,7 +317,7 @@ def _wrong(tried: Tried, output: Output, count: Callable[[Tensor], Tensor] | Non
                     why = "a batch is cut into micro batches and over ranks, so sums and counts must add up"
                     yield Problem(tried.key, f"{tried.name}: {text}; {why}")
             if not all(map(partial(_joined, dim=dim, close=close), grads, first[2], second[2])):
-                text = f"its gradient over all {unit} is another one than over two parts of them"
+                text = f"its gradient over all {unit} differs from that over two parts of them"
                 why = "a batch is cut into micro batches and over ranks, so the backward of a sample must not"
                 yield Problem(tried.key, f"{tried.name}: {text}; {why} depend on the others")
 
@@ -365,7 +365,7 @@ def counting_problem(tried: Tried, instance: object) -> Problem | None:
                 later = _called(tried, output, tried.targets, trains=False)[0]
                 if later.item() != total.item():
                     names = ", ".join(name for _, name in counters)
-                    text = f"it counts its calls ({names}), and its sum is another one after more"
+                    text = f"it counts its calls ({names}), and its sum changes after more of them"
                     why = "each layout calls it another number of times, and no checkpoint contains the count"
                     return Problem(tried.key, f"{tried.name}: {text}; {why}. Count in a buffer of the model")
     finally:

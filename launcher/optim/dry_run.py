@@ -224,7 +224,7 @@ def advance(
     if theirs != _members(optimizer):
         raise Broken("it puts other tensors into its groups in place of the parameters")
     if not all(p.requires_grad for p in params):
-        why = "it freezes parameters (requires_grad), which shards and a resumed run do not know"
+        why = "it freezes parameters (requires_grad), but shards and a resumed run would go on training them"
         raise Broken(f"{why}; leave out their update instead, or freeze them in the model")
     if rates != _rates(optimizer):
         raise Broken("it changes the lr of its groups, which the schedule sets before every step")
@@ -308,7 +308,7 @@ def probe(
     Raises ``RequestError`` if no such class exists, or its arguments do not fit.
     """
     why = ""
-    with _apart():
+    with _isolated():
         for kind in DTYPES[dtype]:
             try:
                 return _traits(OptimizerTrial(build, small(shapes), device, kind), name)
@@ -318,7 +318,7 @@ def probe(
 
 
 @contextmanager
-def _apart() -> Iterator[None]:
+def _isolated() -> Iterator[None]:
     """Isolates the trial: threads, random streams and devices are as before afterwards.
 
     Ranks are forked later, when no thread may run and no device may be in use.
@@ -350,15 +350,15 @@ def _traits(trial: OptimizerTrial, name: str) -> OptimizerTraits:
         raise Broken("its step() changes no parameter")
 
     # split along the first dim, then along each other dim
-    rows = _near(trial, observation, TrialCut(0))
+    rows = _same_if_split(trial, observation, TrialCut(0))
     others = range(1, max(map(len, trial.shapes)))
 
     return OptimizerTraits(
         name,
         rows=rows,
-        elements=rows and all(_near(trial, observation, TrialCut(dim)) for dim in others),
+        elements=rows and all(_same_if_split(trial, observation, TrialCut(dim)) for dim in others),
         alone=_close(trial.alone(), observation),
-        empty=_near(trial, observation, TrialCut(0, empty=True)),
+        empty=_same_if_split(trial, observation, TrialCut(0, empty=True)),
         unused=_works(trial),
         draws=_draws(trial, expected),
         first=observation.first,
@@ -370,7 +370,7 @@ def _traits(trial: OptimizerTrial, name: str) -> OptimizerTraits:
     )
 
 
-def _near(trial: OptimizerTrial, seen: Observation, cut: TrialCut) -> bool:
+def _same_if_split(trial: OptimizerTrial, seen: Observation, cut: TrialCut) -> bool:
     """Returns true if a split run ends with the same values as the unsplit run."""
     try:
         return _close(trial.run(cut), seen)

@@ -34,7 +34,7 @@ class Sent:
 
 
 def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_rank: int = 0) -> Sent:
-    """Within each stage, broadcast each parameter from the first rank that holds it to its other replicas.
+    """Broadcasts each parameter, within its stage, from the first rank that holds it to its other replicas.
 
     ``layout`` has the layout of every parameter of the full model: ``{p.name: p.layout for p in
     plan.params}``, or the content of a file: the result of ``launcher.checkpoint.build_searched_strategy``, a

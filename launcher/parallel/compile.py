@@ -245,7 +245,7 @@ class CompileTimes:
 
     @contextmanager
     def of(self, module: str) -> Iterator[None]:
-        """Attribute compilations to ``module`` while it is called."""
+        """Attributes compilations to ``module`` while it is called."""
         self.called.add(module)
         around, self._running = self._running, module
         try:

@@ -45,7 +45,7 @@ class LostChanges:
     differences: list[tuple[tuple[int, ...], torch.Tensor]] = field(default_factory=list)
 
     def note(self, stored: torch.Tensor, used: torch.Tensor, before: tuple[int, int]) -> None:
-        """Compares the weight ``used`` by a module with ``stored``, and with its ``state_of`` ``before``."""
+        """Compares a weight that a module ``used`` with ``stored``, and its ``state_of`` with ``before``."""
         if used.requires_grad != stored.requires_grad:
             self.toggled.add(id(stored))
         if state_of(used) != before:
@@ -86,7 +86,7 @@ class LostChanges:
         return torch.cat([apart.double() for _, apart in self.differences]).max()
 
     def settle(self, any_differs: bool) -> None:
-        """Clears ``differences``; if ``any_differs``, first note the weights that differ."""
+        """Clears ``differences``; if ``any_differs``, first notes the weights that differ."""
         for ids, apart in self.differences if any_differs else ():
             self.overwritten.update(i for i, d in zip(ids, apart.tolist(), strict=True) if d > 0)
         self.differences.clear()

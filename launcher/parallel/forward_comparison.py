@@ -39,7 +39,7 @@ Change = Callable[[nn.Module], nn.Module]
 def traced_difference(model: nn.Module, leaves: frozenset[str], inputs: Sequence[Tensor]) -> str:
     """Returns the first difference between the traced forward and the model's own: a value or an exception.
 
-    Return "" if there is none, and also if the model is too large to run, is not deterministic, or fails on
+    Returns "" if there is none, and also if the model is too large to run, is not deterministic, or fails on
     the sample values. ``inputs`` are on meta; their number of samples does not matter.
     """
     if not _comparable(model, inputs):

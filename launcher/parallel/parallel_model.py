@@ -164,7 +164,7 @@ class ParallelModel:
                 weights.drop()
 
     def reduce(self) -> None:
-        """After the last backward of a step, finish all reductions that no action of the schedule did."""
+        """Finishes, after the last backward of a step, all reductions that no action of the schedule did."""
         for order in self.reductions:
             order.end()
         for weights in self.weights:

@@ -48,7 +48,7 @@ def _named(graph: fx.Graph) -> list[str]:
 
 
 def _register(model: nn.Module, stage: nn.Module, path: str) -> None:
-    """Registers the attribute of ``model`` at ``path`` in ``stage``; create missing outer modules, empty."""
+    """Registers the attribute of ``model`` at ``path`` in ``stage``; creates missing outer modules, empty."""
     *around, name = path.split(".")
     for part in around:
         if not hasattr(stage, part):
@@ -289,7 +289,7 @@ def boundary(t: torch.Tensor, trains: bool) -> torch.Tensor:
 
 
 def _separate(parts: list[StagePart], plan: Plan) -> None:
-    """Give each stage its own copy of a sharded tensor that two stages of a rank share.
+    """Gives each stage its own copy of a sharded tensor that two stages of a rank share.
 
     ``tie`` keeps them equal.
     """

@@ -120,7 +120,7 @@ def _not_one(named: list[str]) -> Iterator[Problem]:
 
 
 def _nowhere(key: str, settings: RankFault | NodeFault, job: Job, sizes: Sizes) -> Iterator[Problem]:
-    """Yields ranks, nodes or steps of the fault that do not exist."""
+    """Yields the ranks, nodes or steps of the fault that do not exist."""
     if isinstance(settings, NodeFault):
         n = job.launch.nnodes
         if settings.node >= n:

@@ -138,7 +138,7 @@ def _elements(plan: Plan, target: TensorSpec) -> Iterator[Problem]:
         f"for {target.shape[0]} samples targets are {_text(target)} and the model's output is {_text(output)}"
     )
     if not target.dtype.startswith("float"):
-        text = f"{name}: {shapes}; it compares them number by number: return targets as float32"
+        text = f"{name}: {shapes}; it compares them element by element: return targets as float32"
         yield Problem(LOSS, text)
     elif target.shape != output.shape:
         text = f"{name}: {shapes}; it compares them element by element: give both the same shape"

@@ -193,7 +193,7 @@ class Plan:
     drill: DrillFault | None = None
 
     def stages_of(self, pp: int) -> tuple[Stage, ...]:
-        """The virtual stages of one pipeline rank, in order."""
+        """Returns the virtual stages of one pipeline rank, in order."""
         return tuple(self.stages[s] for s in self.sizes.stages_of(pp))
 
     @property
@@ -202,7 +202,10 @@ class Plan:
         return self.sizes.micros if self.loss_reduction == "sum" else 1
 
     def batch_roles(self, rank: int) -> tuple[BatchRole, BatchRole]:
-        """What ``rank`` does with the inputs (for the first stage) and the targets (for the last stage)."""
+        """Returns what ``rank`` does with the inputs and the targets.
+
+        The first stage uses the inputs, the last one the targets.
+        """
         places = self.sizes.places
         return roles(self.reading, self.sizes.grid, first=places[0], last=places[-1], rank=rank)
 

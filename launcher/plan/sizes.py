@@ -41,7 +41,7 @@ class Sizes:
         return placement(self.grid["pp"], self.chunks, self.v)
 
     def stages_of(self, pp: int) -> tuple[int, ...]:
-        """The virtual stages of a pipeline rank, in order."""
+        """Returns the virtual stages of a pipeline rank, in order."""
         return tuple(s for s, rank in enumerate(self.places) if rank == pp)
 
     @property

@@ -29,7 +29,7 @@ _kind = ContextVar("planned_kind", default="cpu")
 
 
 def planned_kind() -> str:
-    """The kind of device that the current plan is made for."""
+    """Returns the kind of device that the current plan is made for."""
     return _kind.get()
 
 
@@ -51,9 +51,10 @@ def counted(job: Job, sizes: Sizes) -> Iterator[None]:
 
 
 def kernels_of(kind: str, here: bool) -> SupportedKernels:
-    """The kernels of devices of a ``kind``; ``here``: this process's torch supports it and can be queried.
+    """Returns the kernels of devices of a ``kind``.
 
-    A device that torch does not support here is assumed to have CUDA's kernels.
+    ``here``: this process's torch supports it and can be queried. A device that torch does not support here
+    is assumed to have CUDA's kernels.
     """
     import torch
 
@@ -88,7 +89,7 @@ def notes(job: Job, graph: Graph) -> Iterator[Note]:
 
 
 def _why(job: Job) -> str:
-    """Why the plan is for CUDA devices."""
+    """Returns why the plan is for CUDA devices."""
     if job.launch.device != "auto":
         return job.launch.device
     if job.cluster.links is not None:
@@ -97,7 +98,7 @@ def _why(job: Job) -> str:
 
 
 def _planned(job: Job, here: str | None) -> str:
-    """The kind of device that ranks run on.
+    """Returns the kind of device that ranks run on.
 
     With ``launch.device=auto``, a cluster of accelerators counts as CUDA devices, and any other named cluster
     or other machines (Slurm, Kubernetes) as CPUs. Only a job for this machine takes ``here``: the kind of its
@@ -111,7 +112,7 @@ def _planned(job: Job, here: str | None) -> str:
 
 
 def local_accelerators() -> tuple[str | None, int]:
-    """The kind of this machine's accelerators and their number; initializes none of them."""
+    """Returns the kind of this machine's accelerators and their number; initializes none of them."""
     import torch
 
     kind = torch.accelerator.current_accelerator()

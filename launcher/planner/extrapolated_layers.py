@@ -72,7 +72,7 @@ def shallow(job: Job, uncut: tuple[str, ...] | None) -> Shallow | None:
 
 
 def _recomputed(recompute: Recompute | None) -> dict[str, Any]:
-    """The recompute policy by module name."""
+    """Returns the recompute policy by module name."""
     modules = () if recompute is None else recompute.modules
     if isinstance(modules, dict):
         return dict(modules)
@@ -138,7 +138,7 @@ def _along(one: Any, two: Any, steps: int) -> Any:
 
 
 def _name(one: str, two: str, steps: int) -> str:
-    """``one`` with each number in it extrapolated."""
+    """Returns ``one`` with each number in it extrapolated."""
     first, second = DIGITS.split(one), DIGITS.split(two)
     if len(first) != len(second) or first[::2] != second[::2]:
         raise Unlike

@@ -108,7 +108,7 @@ UNSAID = ("LABEL_0", "LABEL_1")
 
 
 def check(job: Job, tokens: int | None, classes: int | None) -> list[Problem]:
-    """Problems that the folder alone shows; transformers is not imported.
+    """Returns problems that the folder alone shows; transformers is not imported.
 
     ``tokens``, ``classes``: the numbers of token ids and classes that the data may have, if known.
     """
@@ -192,7 +192,7 @@ def _config(
 
 
 def _decoder(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that describe the decoder; a multimodal model has them in ``text_config``."""
+    """Returns the keys that describe the decoder; a multimodal model has them in ``text_config``."""
     parts = [part.get(TEXT) for part in (data, changes)]
     inner = {key: value for part in parts if isinstance(part, Mapping) for key, value in part.items()}
     return {**data, **inner, **changes}
@@ -254,7 +254,10 @@ def _mixed(config: Mapping[str, Any], documents: DocumentSetting) -> Iterator[Pr
 
 
 def misfits(job: Job, plan: Plan) -> list[Problem]:
-    """Problems of weights that do not fit the model, by file headers and by the values of tied tensors."""
+    """Returns problems of weights that do not fit the model.
+
+    Compares file headers, and the values of tied tensors.
+    """
     if not isinstance(job.model, HuggingFace) or not job.model.weights:
         return []
     path = Path(job.model.path)

@@ -30,7 +30,7 @@ def operators_are_open(job: Job) -> bool:
 
 
 def problems(job: Job) -> Iterator[Problem]:
-    """Problems of a request with ``operators=auto`` that show before the model's config is read."""
+    """Yields problems of a request with ``operators=auto`` that show before the model's config is read."""
     if not operators_are_open(job):
         return
     if not isinstance(job.model, HuggingFace):

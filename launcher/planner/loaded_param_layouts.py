@@ -31,7 +31,7 @@ TP_KEY = "parallel.grid.tp"
 
 
 def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any], int | None, list[Problem]]:
-    """Settings of ``parallel`` that follow from the file before a model is read: ``tp`` and weight sharding.
+    """Returns settings of ``parallel`` that follow from the file alone: ``tp`` and weight sharding.
 
     Args:
         par: the settings of the request.
@@ -71,7 +71,7 @@ def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any]
 
 
 def _degrees(stored: Strategy | mindspore.StrategyFile, *, sharded: bool) -> tuple[int, int]:
-    """The sizes of ``tp`` and ``dp_shard``; ``sharded``: the request itself shards weights."""
+    """Returns the sizes of ``tp`` and ``dp_shard``; ``sharded``: the request itself shards weights."""
     if not isinstance(stored, Strategy):
         shards = max((s.shards for s in stored.layouts.values()), default=1)
         plain = {name: replace(s, shard_size=0) for name, s in stored.layouts.items()}
@@ -121,9 +121,9 @@ def with_threshold(resolved: Resolved, skeleton: ModelStructure, grid: Grid) -> 
 
 
 def laid_out(job: Job, skeleton: ModelStructure, ranks: int) -> ParamLayouts | None:
-    """The file's layouts for the parameters of this model; ``None`` without a file or for other ranks.
+    """Returns the file's layouts for the parameters of this model.
 
-    Raises ``RequestError`` if names or shapes do not fit.
+    Returns ``None`` without a file or for other ranks. Raises ``RequestError`` if names or shapes do not fit.
     """
     settings = job.parallel.param_strategy
     if settings.load is None:
@@ -178,13 +178,13 @@ def check_stored_layouts(job: Job, plan: Plan) -> None:
 
 
 def _with_ranks(job: Job, theirs: Strategy) -> str:
-    """A cure that sets the number of ranks, if the request leaves it open."""
+    """Returns a cure that sets the number of ranks, if the request leaves it open."""
     each, rest = divmod(theirs.grid.size, job.launch.nnodes)
     return f"launch.nproc={each}" if job.launch.nproc is None and not rest else ""
 
 
 def _names(stored: Strategy | mindspore.StrategyFile) -> set[str]:
-    """Names of the model's tensors; optimizer states follow them."""
+    """Returns the names of the model's tensors; optimizer states follow them."""
     if not isinstance(stored, Strategy):
         return mindspore.listed(stored)
     return {name for name, entry in stored.entries.items() if entry.kind != "optim"}
@@ -206,7 +206,7 @@ def _stored(path: Path) -> Strategy | mindspore.StrategyFile:
 def _with_shapes(
     stored: Strategy | mindspore.StrategyFile, specs: Mapping[str, TensorSpec], path: str
 ) -> Strategy:
-    """The stored strategy with the model's shapes where the file omits them."""
+    """Returns the stored strategy with the model's shapes where the file omits them."""
     try:
         known = _known(stored, specs.keys())
         return known if isinstance(known, Strategy) else mindspore.of_full_tensors(known, specs)
@@ -237,7 +237,10 @@ def _refuse(path: str, texts: Sequence[str]) -> None:
 
 
 def _differences(mine: Strategy, theirs: Strategy) -> Iterator[str]:
-    """Tensors of both strategies whose layouts differ; names the keys that differ if the grids are equal."""
+    """Yields tensors of both strategies whose layouts differ.
+
+    If the grids are equal, it names the keys that differ.
+    """
     for name, entry in mine.entries.items():
         first = theirs.named.get(name)
         stored = theirs.entries[first] if first is not None else None

@@ -69,7 +69,7 @@ Build = Callable[[], "nn.Module"]
 
 
 def inputs(job: Job, batch: int) -> tuple[TensorSpec, ...]:
-    """The inputs of the forward for ``batch`` samples; floating inputs have the compute dtype."""
+    """Returns the inputs of the forward for ``batch`` samples; floating inputs have the compute dtype."""
     from launcher.data.spec import input_specs
 
     specs = input_specs(job.data, batch, job.security.allow)
@@ -156,7 +156,7 @@ def planning() -> Iterator[None]:
 
 
 def _dataset_strategy_problems(job: Job, own: bool) -> list[Problem]:
-    """Problems of a dataset strategy that does not fit the tensors of a sample.
+    """Returns problems of a dataset strategy that does not fit the tensors of a sample.
 
     ``own``: checks only data of a user's class, which this opens; otherwise checks only built-in data.
     """
@@ -174,9 +174,10 @@ def _dataset_strategy_problems(job: Job, own: bool) -> list[Problem]:
 
 
 def plan_job(job: Job, traces: Traces | None = None) -> Plan:
-    """The plan of ``job``. Raises ``RequestError``; starts no process, writes nothing, allocates no model.
+    """Returns the plan of ``job``.
 
-    ``traces``: traces that other plans have made already.
+    Raises ``RequestError``; starts no process, writes nothing, allocates no model. ``traces``: traces that
+    other plans have made already.
     """
     return plan_like(job, None, traces)
 
@@ -187,7 +188,7 @@ def plan_like(
     traces: Traces | None = None,
     engine: EngineChoice | None = None,
 ) -> Plan:
-    """A plan that repeats choices of another plan where the request leaves them open.
+    """Returns a plan that repeats choices of another plan where the request leaves them open.
 
     ``stages``: the stage of each module in the other plan; ``engine``: how it cuts operators.
     """
@@ -198,7 +199,7 @@ def plan_like(
 
 
 def plan_checked(checked: CheckedRequest, traces: Traces | None = None) -> Plan:
-    """The plan of a request that has passed all earlier checks."""
+    """Returns the plan of a request that has passed all earlier checks."""
     resolved, job, request = checked.resolved, checked.job, checked.stage_request
     if hugging_face_operators.operators_are_open(job) or train_steps.steps_are_open(job):
         written = (
@@ -231,7 +232,10 @@ def _backend(job: Job) -> list[Problem]:
 
 
 def _decide_recompute_and_engine(resolved: Resolved, request: StageRequest, traces: Traces | None) -> Plan:
-    """The plan: decides what is recomputed, and uses device matrices if operators do not fit one tp axis."""
+    """Returns the plan.
+
+    Decides what is recomputed, and uses device matrices if operators do not fit one tp axis.
+    """
     if recompute_auto.is_requested(resolved.job):
         once = traces or Traces(own=False)
 
@@ -250,7 +254,7 @@ def _decide_recompute_and_engine(resolved: Resolved, request: StageRequest, trac
 
 
 def _over_slices(resolved: Resolved, engine: EngineChoice, error: RequestError) -> Plan | None:
-    """The plan over device matrices, if the only problem is that operators do not fit one tp axis."""
+    """Returns the plan over device matrices, if the only problem is that operators do not fit one tp axis."""
     slices = over_slices(resolved.job, engine)
     if slices is None or any(not p.key.startswith(device_matrix.OPERATORS) for p in error.problems):
         return None
@@ -264,7 +268,7 @@ def _over_slices(resolved: Resolved, engine: EngineChoice, error: RequestError) 
 
 
 def _read_and_cut(resolved: Resolved, request: StageRequest, traces: Traces | None = None) -> Plan:
-    """The plan; stacks of blocks that cannot be cut stay on one stage each."""
+    """Returns the plan; stacks of blocks that cannot be cut stay on one stage each."""
     from launcher.parallel.model_state.module_globals import files_of, put_back
 
     reading = read if traces is None else traces.read
@@ -318,7 +322,7 @@ def _unwrapped(request: StageRequest, skeleton: ModelStructure) -> tuple[StageRe
 
 
 def _target_problems(job: Job, made: Plan) -> list[Problem]:
-    """Targets that do not fit the model's output, and samples that cannot be evaluated."""
+    """Returns the targets that do not fit the model's output, and samples that cannot be evaluated."""
     from launcher.data.spec import target_spec
 
     target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
@@ -342,7 +346,7 @@ def _uncut_note(coarse: Sequence[str], fine: Sequence[str], why: Problem) -> Not
 
 
 def _tried(job: Job, model: ModelRead) -> OptimizerTraits | None:
-    """What the user's optimizer class does; ``None`` for built-in ones or if nothing is trained."""
+    """Returns what the user's optimizer class does; ``None`` for built-in ones or if nothing is trained."""
     skeleton = model.skeleton
     shapes = [p.spec.shape for p in skeleton.params if p.trainable and not p.buffer and p.same_as == p.name]
     if not isinstance(job.optim, Target) or not shapes:
@@ -352,7 +356,7 @@ def _tried(job: Job, model: ModelRead) -> OptimizerTraits | None:
     from launcher.parallel.model_state.references import unmarked
 
     build = partial(build_own, job.optim, job.security.allow)
-    cure = "give weights their own settings by name: optim.groups of a built-in optimizer"
+    cure = "give weights their own settings by name, with optim.groups of a built-in optimizer"
     with unmarked(model.marks, job.optim.target, cure, "optim._target_"):
         return probe(
             build,
@@ -364,7 +368,7 @@ def _tried(job: Job, model: ModelRead) -> OptimizerTraits | None:
 
 
 def _schedule_problems(job: Job, steps: int, traces: Traces | None) -> list[Problem]:
-    """Problems with the learning rates that the user's schedule class returns."""
+    """Returns problems with the learning rates that the user's schedule class returns."""
     if not isinstance(job.schedule, Target):
         return []
     from launcher.optim import schedule
@@ -452,7 +456,10 @@ def _trace_and_plan(
     more: Sequence[Note] = (),
     traces: Traces | None = None,
 ) -> Plan:
-    """The plan that does not cut the modules ``uncut``. Use ``model`` only once: cutting changes it."""
+    """Returns the plan that does not cut the modules ``uncut``.
+
+    Use ``model`` only once: cutting changes it.
+    """
     from launcher.parallel.model_state.references import unmarked
 
     job = resolved.job

@@ -41,9 +41,9 @@ class Planned(Protocol):
 
 
 def solved(job: Job, planned: Planned) -> Plan:
-    """The plan of ``job`` with as few recomputed blocks as fit in memory; ``planned`` plans without auto.
+    """Returns the plan of ``job`` with as few recomputed blocks as fit in memory.
 
-    Raises ``RequestError`` if no choice fits.
+    ``planned`` plans without auto. Raises ``RequestError`` if no choice fits.
     """
     room = _room(job)
     plain = planned(with_policies(job, {}))
@@ -66,7 +66,7 @@ def solved(job: Job, planned: Planned) -> Plan:
 
 
 def _same_stages(job: Job, planned: Planned) -> tuple[Planned, Plan]:
-    """``planned`` with the stages of the fastest step fixed, and its plan without recomputation.
+    """Returns ``planned`` with the stages of the fastest step fixed, and its plan without recomputation.
 
     The stages do not depend on memory: blocks are recomputed to save it.
     """
@@ -86,7 +86,7 @@ def _noted(plan: Plan, blocks: tuple[str, ...], room: int, *, exact: bool = True
 
 
 def _trials(job: Job, planned: Planned, plain: Plan, room: int) -> Trials:
-    """One plan per policy, with all blocks that can be recomputed."""
+    """Returns one plan per policy, with all blocks that can be recomputed."""
     names = blocks(plain)
     while names:
         try:
@@ -102,7 +102,7 @@ def _trials(job: Job, planned: Planned, plain: Plan, room: int) -> Trials:
 
 
 def _cure(job: Job, plain: Plan, planned: Planned, room: int) -> str:
-    """The first lighter layout that fits if all of its blocks are recomputed."""
+    """Returns the first lighter layout that fits if all of its blocks are recomputed."""
     for change in lighter(job, plain):
         try:
             stay, light = _same_stages(change.applied_to(job), planned)

@@ -20,7 +20,10 @@ OPERATORS = "parallel.operator_strategy.load"
 
 
 def inlined(resolved: Resolved) -> tuple[Resolved, list[Problem]]:
-    """The request with the content of its files, and their problems; an invalid file contributes nothing."""
+    """Returns the request with the content of its files, and their problems.
+
+    An invalid file contributes nothing.
+    """
     job = resolved.job
     par = job.parallel
     problems: list[Problem] = []
@@ -73,7 +76,10 @@ def inlined(resolved: Resolved) -> tuple[Resolved, list[Problem]]:
 
 
 def _operators(path: str) -> tuple[int | None, dict[str, Any], Origins, Searched | None] | Problem:
-    """The operator strategies of a file with ``tp`` and the search's reasons, or why it cannot be read."""
+    """Returns the content of a file of operator strategies, or why it cannot be read.
+
+    The content is ``tp``, the strategies, their origins, and the reasons of the search.
+    """
     values = _json(path)
     if isinstance(values, Unreadable):
         return _unread(OPERATORS, values.why)
@@ -86,7 +92,7 @@ def _operators(path: str) -> tuple[int | None, dict[str, Any], Origins, Searched
 
 
 def _switches(path: str) -> tuple[dict[str, Any], list[Problem]]:
-    """The switches of a ``parallel_speed_up.json``."""
+    """Returns the switches of a ``parallel_speed_up.json``."""
     values = _json(path)
     if isinstance(values, Unreadable):
         return {}, [_unread(transformer_opt.KEY, values.why)]
@@ -104,7 +110,7 @@ class Unreadable:
 
 
 def _json(path: str) -> Any:
-    """The content of a JSON file, or why it cannot be read."""
+    """Returns the content of a JSON file, or why it cannot be read."""
     try:
         return read_json(path)
     except json.JSONDecodeError as error:
@@ -122,6 +128,6 @@ def _unread(key: str, why: str) -> Problem:
 
 
 def _line(text: str, name: str) -> int:
-    """The line that sets ``name`` last, as the last one takes effect."""
+    """Returns the line that sets ``name`` last, as the last one takes effect."""
     spots = [m.start() for m in re.finditer(re.escape(json.dumps(name)) + r"\s*:", text)]
     return text.count("\n", 0, spots[-1]) + 1 if spots else 1

@@ -199,7 +199,10 @@ def _limited(settings: object) -> Iterator[None]:
 def breaks(
     made: Plan, compilation: Compilation, model: ModelRead, specs: tuple[TensorSpec, ...]
 ) -> dict[str, str]:
-    """What breaks the graph of each compiled module; for compiled stages also between their modules."""
+    """Returns what breaks the graph of each compiled module.
+
+    For compiled stages, this includes breaks between their modules.
+    """
     from launcher.parallel.compile import graph_breaks
     from launcher.parallel.dispatch.modes import default_dtype
     from launcher.parallel.model_state.references import leaving, unmarked
@@ -238,7 +241,7 @@ def _with_recomputation(
     skeleton: ModelStructure,
     tried: dict[str, str],
 ) -> TracedForward:
-    """A traced forward with the recomputation that ``graph`` permits. Raises ``RequestError``.
+    """Returns a traced forward with the recomputation that ``graph`` permits. Raises ``RequestError``.
 
     ``tried``: the modules that could not be recomputed on a few samples, and why.
     """
@@ -251,7 +254,7 @@ def _with_recomputation(
 def _operators(
     job: Job, skeleton: ModelStructure, request: StageRequest
 ) -> tuple[tuple[Operator, ...], list[Problem]]:
-    """The operators that the request shards, and those that follow from parameter layouts."""
+    """Returns the operators that the request shards, and those that follow from parameter layouts."""
     grid = request.sizes.grid
     if request.sizes.engine.over_matrices:
         return (), []
@@ -367,7 +370,7 @@ class Traces:
         self._rated: dict[str, Problem | None] = {}
 
     def rated(self, key: Any, rate: Callable[[], Problem | None]) -> Problem | None:
-        """The problem that ``rate`` reports; ``key``: everything that it depends on."""
+        """Returns the problem that ``rate`` reports; ``key``: everything that it depends on."""
         key = repr(key)
         if key not in self._rated:
             self._rated[key] = rate()
@@ -379,9 +382,10 @@ class Traces:
         return self._reads.setdefault(key, ReadOnce(self._own))(job, build)
 
     def followed(self, key: Any, job: Job, follow: Callable[[], TracedForward]) -> TracedForward:
-        """The result of ``follow``; ``key``: what it depends on besides the settings that are added here.
+        """Returns the result of ``follow``.
 
-        Full compiler graphs are not cached: they need the traced model itself.
+        ``key``: what it depends on besides the settings that are added here. Full compiler graphs are not
+        cached: they need the traced model itself.
         """
         if job.train.compile is not None:
             return follow()

@@ -24,7 +24,10 @@ def steps_are_open(job: Job) -> bool:
 
 
 def with_placeholder_steps(job: Job) -> Job:
-    """A placeholder until the data is opened: one step, at a constant rate, as others need more steps."""
+    """Returns a placeholder until the data is opened.
+
+    It has one step, at a constant rate, because other schedules need more steps.
+    """
     return (
         _lasting(job, 1).model_copy(update={"schedule": Constant(name="constant")})
         if steps_are_open(job)
@@ -65,7 +68,7 @@ def _lasting(job: Job, steps: int) -> Job:
 
 
 def _samples(job: Job) -> int:
-    """The number of training samples in an epoch."""
+    """Returns the number of training samples in an epoch."""
     from launcher.data.open import open_data
 
     name = getattr(job.data, "target", "")
@@ -81,6 +84,6 @@ def _samples(job: Job) -> int:
 
 
 def _endless(job: Job, why: str) -> RequestError:
-    """An error without a cure: the intended number of steps is unknown too."""
+    """Returns an error without a cure: the intended number of steps is unknown too."""
     text = f"{job.train.epochs}: {why}; set train.steps instead"
     return RequestError((Problem(EPOCHS, text),))

@@ -73,7 +73,7 @@ def _is_tried(job: Job, model: ModelRead) -> bool:
 
 @contextmanager
 def sample_values(job: Job, model: ModelRead) -> Iterator[None]:
-    """While entered, code that needs values gets those of a few samples, if this model is tried on any."""
+    """Gives code in the block that needs values those of a few samples, if the model is tried on any."""
     from launcher.parallel.trace.sample_values import TrialValues, using_trial_values
 
     if not _is_tried(job, model) or model.initial is None:
@@ -84,7 +84,10 @@ def sample_values(job: Job, model: ModelRead) -> Iterator[None]:
 
 
 def _mixing(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> str | None:
-    """What depends on other samples of a batch in a user's model, "" if nothing does; ``None``: untried."""
+    """Returns what depends on other samples of a batch in a user's model, "" if nothing does.
+
+    ``None``: untried.
+    """
     if not isinstance(job.model, Target):
         return None
     from launcher.parallel.trace.mixing_samples import mixing
@@ -123,7 +126,10 @@ def _identity(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> Inpu
 
 
 def samples(job: Job) -> tuple[Tensor, ...]:
-    """The first inputs of the training data; for built-in data, which planning does not read, random ones."""
+    """Returns the first inputs of the training data.
+
+    For built-in data, which planning does not read, they are random.
+    """
     import numpy as np
     import torch
 
@@ -156,7 +162,10 @@ def samples(job: Job) -> tuple[Tensor, ...]:
 
 
 def batches(inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], ...]:
-    """All samples as one batch, then the first and the last one each as a batch of its own length and ids."""
+    """Returns all samples as one batch, then the first and the last one as a batch each.
+
+    The small batches have their own length and ids.
+    """
     count = len(inputs[0]) if inputs else 0
     ones = dict.fromkeys(([0, count - 1]) if count > 1 else ())
     return inputs, *(tuple(t[at : at + 1] for t in inputs) for at in ones)

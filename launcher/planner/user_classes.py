@@ -31,7 +31,7 @@ HOOKS = ("on_start", "on_step", "on_eval", "on_save", "on_end")
 
 
 def callback_problems(job: Job) -> list[Problem]:
-    """Problems of the callbacks: missing classes, unknown hooks, no hook at all, unsuitable arguments."""
+    """Returns problems of the callbacks: missing classes, unknown or no hooks, unsuitable arguments."""
     return _class_problems(job, "callbacks", job.callbacks, _hooks)
 
 
@@ -41,7 +41,7 @@ def _class_problems(
     targets: Iterable[Target],
     unsuitable: Callable[[type, str, str], Iterator[Problem]],
 ) -> list[Problem]:
-    """Problems of user classes: missing, ``unsuitable``, or with arguments that do not fit."""
+    """Returns problems of user classes: missing, ``unsuitable``, or with arguments that do not fit."""
     problems: list[Problem] = []
     for i, target in enumerate(targets):
         key = f"{section}.{i}._target_"
@@ -76,7 +76,7 @@ CALLS = {"on_start": ("config", "plan", "folder"), "log": ("row",), "close": ()}
 
 
 def logger_problems(job: Job) -> list[Problem]:
-    """Problems of the loggers: missing classes, no ``log``, methods or arguments that do not fit."""
+    """Returns problems of the loggers: missing classes, no ``log``, methods or arguments that do not fit."""
     return _class_problems(job, "logger.others", job.logger.others, _methods)
 
 
@@ -99,7 +99,7 @@ PLACED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def missing_modules(job: Job) -> list[Problem]:
-    """Problems of user classes in modules that do not exist; imports nothing."""
+    """Returns problems of user classes in modules that do not exist; imports nothing."""
     keys = ("model", "data", "loss", "optim", "schedule")
     named = [(f"{k}._target_", getattr(job, k)) for k in keys] + [("metrics", m) for m in job.metrics]
     named += [(f"callbacks.{i}._target_", c) for i, c in enumerate(job.callbacks)]
@@ -112,7 +112,10 @@ def missing_modules(job: Job) -> list[Problem]:
 
 
 def files(job: Job) -> list[str]:
-    """The Python modules that define the user's model. They may count or store what they construct."""
+    """Returns the Python modules that define the user's model.
+
+    They may count or store what they construct.
+    """
     if not isinstance(job.model, Target):
         return []
     from torch import nn
@@ -143,7 +146,7 @@ DATA_KEY = "data._target_"
 
 
 def data_notes(job: Job, sizes: Sizes) -> list[Note]:
-    """Notes on how the data set is read.
+    """Returns notes on how the data set is read.
 
     Opens it, and reads some items more than once; raises ``RequestError``.
     """
@@ -189,7 +192,10 @@ def _notes(data: Dataset, settings: Target) -> Iterator[Note]:
 
 
 def objective_problems(job: Job, made: Plan, target: TensorSpec) -> Iterator[Problem]:
-    """Problems of each loss and metric. Raises ``RequestError`` if one cannot be constructed or called."""
+    """Yields problems of each loss and metric.
+
+    Raises ``RequestError`` if one cannot be constructed or called.
+    """
     import torch
 
     from launcher.objective.user_defined import OwnLoss, OwnMetric, Tried, counting_problem, problem
@@ -212,7 +218,10 @@ def objective_problems(job: Job, made: Plan, target: TensorSpec) -> Iterator[Pro
 
 
 def _targets(job: Job, spec: TensorSpec) -> Tensor:
-    """Targets of the first samples; for built-in data, which planning does not open, class ids 0 and 1."""
+    """Returns the targets of the first samples.
+
+    For built-in data, which planning does not open, they are class ids 0 and 1.
+    """
     import numpy as np
     import torch
 

@@ -192,7 +192,7 @@ def _on_ranks(run: Run, todo: RankSteps, hear: Hear) -> dict[str, Any]:
 
 
 def _rank_steps(run: Run, phase: Phase) -> RankSteps:
-    """The steps of ``phase`` with all that a rank needs to run them."""
+    """Returns the steps of ``phase`` with all that a rank needs to run them."""
     todo = RankSteps(
         job=run.job,
         plan=run.plan,
@@ -213,7 +213,10 @@ def _rank_steps(run: Run, phase: Phase) -> RankSteps:
 
 
 def _undisturbed(run: Run, todo: RankSteps) -> RankSteps:
-    """The same training without the fault, from where the request starts; its weights are the reference."""
+    """Returns the same training without the fault, from where the request starts.
+
+    Its weights are the reference.
+    """
     debug = run.job.debug.model_copy(update={"drill": None})
     folder = run.folder / UNDISTURBED
     named = run.job.checkpoint.resume
@@ -230,13 +233,13 @@ def _undisturbed(run: Run, todo: RankSteps) -> RankSteps:
 
 
 def _copies(run: Run, phase: Phase) -> dict[str, tuple[tuple[Copy, Plan], ...]]:
-    """The variants that each ``certify`` or ``calibrate`` of the phase trains, one after the other."""
+    """Returns the variants that each ``certify`` or ``calibrate`` of the phase trains, in order."""
     steps = {name: run.job.steps[name] for name in phase.steps}
     return {name: module(s).copies(s, run.job, run.plan) for name, s in steps.items() if verb(s).copies}
 
 
 def _from(run: Run) -> Path | None:
-    """The checkpoint that the ranks resume from, if any: ``run.resume``, else the imported one."""
+    """Returns the checkpoint that the ranks resume from, if any: ``run.resume``, else the imported one."""
     if run.resume is None and any(map(starts, run.job.steps.values())):
         return step_folder(run.folder / "checkpoints", 0)
     return run.resume

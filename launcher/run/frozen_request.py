@@ -20,7 +20,7 @@ ASIDE = {"recipe", "show", "run_dir", "search", "sweep"}
 
 
 def recipe_text(job: Job, comments: tuple[str, ...]) -> str:
-    """A recipe with all settings that are not defaults; ``comments``: lines at its start."""
+    """Returns a recipe with all settings that are not defaults; ``comments``: lines at its start."""
     settings = job.model_dump(mode="json", by_alias=True)
     changed = job.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     data: dict[str, Any] = {"defaults": [{f"override /{group}": None} for group in GROUPS]}
@@ -47,7 +47,7 @@ def write(job: Job, plan: Plan, run: Path) -> int:
 
 
 def request_text(job: Job, each: int) -> str:
-    """The request for the ranks; the cluster starts ``each`` of them on a node."""
+    """Returns the request for the ranks; the cluster starts ``each`` of them on a node."""
     settings = {"slurm": None, "k8s": None, "mode": "external", "nproc": each, "max_restarts": 0}
     if job.launch.k8s is not None:  # the job sets the port, and restarts are the cluster's task
         settings["port"] = None
@@ -56,7 +56,10 @@ def request_text(job: Job, each: int) -> str:
 
 
 def problems(job: Job, key: str, cluster: str, outer: int | None) -> list[Problem]:
-    """Problems on any cluster. ``key``: the setting that requests it; ``outer``: ranks that are running."""
+    """Returns problems on any cluster.
+
+    ``key``: the setting that requests it; ``outer``: ranks that are running.
+    """
     if outer is not None:
         text = "this process is already a rank of torchrun or srun, and every rank would submit a job"
         return [Problem(key, text, "launch=auto")]
@@ -74,7 +77,7 @@ def problems(job: Job, key: str, cluster: str, outer: int | None) -> list[Proble
 
 
 def _hidden(values: Any, redacted: Any, at: str = "") -> Iterator[str]:
-    """The keys of values that differ in ``redacted``."""
+    """Yields the keys of values that differ in ``redacted``."""
     if isinstance(values, Mapping | list):
         keys = values if isinstance(values, Mapping) else range(len(values))
         for key in keys:

@@ -33,7 +33,10 @@ class Start:
 
 
 def outer_size(env: Mapping[str, str] = os.environ) -> int | None:
-    """The number of ranks that torchrun or srun has started; ``None`` if neither started this process."""
+    """Returns the number of ranks that torchrun or srun has started.
+
+    Returns ``None`` if neither started this process.
+    """
     at = place(env)
     return None if at is None else at.size
 
@@ -61,7 +64,7 @@ def _on_those_left(job: Job) -> Job:
 
 
 def _over(requested: Parallel, replicas: int) -> Parallel:
-    """The same layout on ``replicas`` data-parallel ranks, with the largest shards that fit."""
+    """Returns the same layout on ``replicas`` data-parallel ranks, with the largest shards that fit."""
     hsdp, shard = requested.hsdp, requested.grid.dp_shard
     size = shard if hsdp is None or hsdp.shard_size < 1 else hsdp.shard_size
     fits = max((n for n in range(1, (size or 0) + 1) if replicas and replicas % n == 0), default=size)
@@ -87,14 +90,14 @@ def elastic_notes(requested: Job, here: Job) -> tuple[Note, ...]:
 
 
 def mode(job: Job, outer: int | None) -> Mode:
-    """The launch mode; ``auto`` joins an outer launcher if there is one."""
+    """Returns the launch mode; ``auto`` joins an outer launcher if there is one."""
     if job.launch.mode == "auto":
         return "spawn" if outer is None else "external"
     return job.launch.mode
 
 
 def problems(job: Job, outer: int | None) -> list[Problem]:
-    """Problems that can be found without a plan."""
+    """Returns problems that can be found without a plan."""
     if job.launch.slurm is not None or job.launch.k8s is not None:  # started elsewhere
         return [*_unstarted(job)]
     requested, problems = job.launch.mode, []
@@ -117,7 +120,7 @@ def problems(job: Job, outer: int | None) -> list[Problem]:
 
 
 def _undrilled(job: Job, how: Mode) -> Iterator[Problem]:
-    """Problems of a drill whose fault needs an outer launcher, or ends ranks that nothing would restart."""
+    """Yields problems of a drill that needs an outer launcher, or ends ranks that nothing restarts."""
     fault = job.debug.drill
     if fault is None or how == "external":
         return
@@ -132,7 +135,7 @@ def _undrilled(job: Job, how: Mode) -> Iterator[Problem]:
 
 
 def _unstarted(job: Job) -> Iterator[Problem]:
-    """Problems of a drill that ends ranks which would not be restarted."""
+    """Yields problems of a drill that ends ranks which would not be restarted."""
     if job.debug.drill is None or not drill.restarts(job) or job.launch.max_restarts:
         return
     if job.launch.k8s is not None and job.launch.k8s.kind == "pytorchjob":  # it does not restart a failed job
@@ -144,7 +147,7 @@ def _unstarted(job: Job) -> Iterator[Problem]:
 
 
 def start(job: Job, outer: int | None, size: int) -> Start:
-    """How the ``size`` ranks of the plan start. Raises ``RequestError``."""
+    """Returns how the ``size`` ranks of the plan start. Raises ``RequestError``."""
     refuse(mismatched(job, outer, size))
     how = mode(job, outer)
 
@@ -154,7 +157,10 @@ def start(job: Job, outer: int | None, size: int) -> Start:
 
 
 def mismatched(job: Job, outer: int | None, size: int) -> list[Problem]:
-    """Problems if the ``size`` of the plan differs from the number of ranks that exist, or can exist."""
+    """Returns problems if the ``size`` of the plan differs from the number of ranks.
+
+    That is the number that exist, or that can exist.
+    """
     how = mode(job, outer)
     if how == "inproc" and size > 1:
         text = f"inproc: one process is one rank, but the plan has {size}; debug=onerank plans for one"
@@ -166,7 +172,7 @@ def mismatched(job: Job, outer: int | None, size: int) -> list[Problem]:
 
 
 def _idle(job: Job, how: Mode) -> list[str]:
-    """Notes on settings that have no effect in this mode."""
+    """Returns notes on settings that have no effect in this mode."""
     out = []
     restarts = f"launch.max_restarts {job.launch.max_restarts} has no effect"
     if how == "external" and job.launch.max_restarts:
@@ -186,7 +192,7 @@ def _idle(job: Job, how: Mode) -> list[str]:
 
 
 def command(words: Sequence[str], env: Mapping[str, str] = os.environ) -> list[str]:
-    """The command for the same run; ``words`` follow ``launcher``."""
+    """Returns the command for the same run; ``words`` follow ``launcher``."""
     at = place(env)
     if at is not None and "TORCHELASTIC_RUN_ID" in env:
         there = ["--nnodes", env.get("GROUP_WORLD_SIZE", "1"), "--nproc-per-node", str(at.local_size)]

@@ -8,7 +8,10 @@ from launcher.plan.values.text import many
 
 
 def device(job: Job, here: int) -> tuple[str, list[str]]:
-    """The device, and notes; ``auto`` is the accelerator if each of ``here`` ranks can have its own."""
+    """Returns the device, and notes.
+
+    ``auto`` is the accelerator if each of ``here`` ranks can have its own.
+    """
     from launcher.runtime import device as devices
 
     requested, kind = job.launch.device, devices.accelerator()
@@ -22,7 +25,7 @@ def device(job: Job, here: int) -> tuple[str, list[str]]:
 
     there = here if requested == devices.CPU else devices.count(requested)
     if there < here:
-        text = f"{requested}: {here} ranks on this machine need a device each, torch sees {there}"
+        text = f"{requested}: {here} ranks on this machine need a device each, but torch sees {there}"
         if kind is not None and kind != requested and devices.count(kind):
             text += f"; torch's accelerator is {kind}, of which it sees {devices.count(kind)}"
         raise RequestError((Problem("launch.device", text),))
@@ -30,7 +33,10 @@ def device(job: Job, here: int) -> tuple[str, list[str]]:
 
 
 def backend(job: Job, where: str) -> str | None:
-    """The backend of ``launch.backend``, ``None`` for the device's default. Raises ``RequestError``."""
+    """Returns the backend of ``launch.backend``, ``None`` for the device's default.
+
+    Raises ``RequestError``.
+    """
     from launcher.runtime import device as devices
 
     requested, own = job.launch.backend, devices.own_backend(where)

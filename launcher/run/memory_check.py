@@ -27,7 +27,7 @@ from launcher.runtime.cluster.launch_env import place
 
 
 def checked(job: Job, plan: Plan, start: Start) -> Start:
-    """``start`` with notes on memory.
+    """Returns ``start`` with notes on memory.
 
     Raises ``RequestError`` if memory does not suffice.
     """
@@ -61,7 +61,7 @@ def with_device_memory(job: Job) -> Job:
 
 
 def _roomy(job: Job, plan: Plan) -> list[Problem]:
-    """Problems of a plan that exceeds the stated memory, with a cure that fits."""
+    """Returns problems of a plan that exceeds the stated memory, with a cure that fits."""
     room = plan.estimate.room
     trains = any(job.steps[name].kind == "train" for phase in plan.phases for name in phase.steps)
     tightest_room = None if room is None else tightest(plan.estimate.memory, room)
@@ -80,7 +80,7 @@ def _roomy(job: Job, plan: Plan) -> list[Problem]:
 
 
 def shortage(job: Job, plan: Plan) -> str | None:
-    """Why a plan that is only shown would be refused here, though another machine may be intended.
+    """Returns why a plan that is only shown would be refused here, though another machine may be intended.
 
     A plan for a cluster is checked only against the memory of the cluster.
     """
@@ -97,7 +97,7 @@ def shortage(job: Job, plan: Plan) -> str | None:
 
 
 def local_ranks(job: Job, plan: Plan) -> tuple[int, ...]:
-    """The ranks that a start from here runs on this machine, in the order of their devices."""
+    """Returns the ranks that a start from here runs on this machine, in the order of their devices."""
     size = plan.sizes.grid.size
     if mode(job, outer_size()) != "external":
         return tuple(range(size)) if job.launch.nnodes == 1 else ()
@@ -116,7 +116,7 @@ def _fit(job: Job, plan: Plan, ranks: tuple[int, ...], free: Free) -> Fit | None
 
 
 def _copied(job: Job, plan: Plan, rank: int) -> int:
-    """Bytes of the copy that ``checkpoint.async`` writes from: a rank's weights and optimizer states."""
+    """Returns the bytes of the copy that ``checkpoint.async`` writes from: weights and optimizer states."""
     layout, state = strategy_of_plan(plan), StateSize.from_job(job, plan.observed.optimizer)
     placed = {p.name: p for p in plan.params}
     total = 0
@@ -128,7 +128,7 @@ def _copied(job: Job, plan: Plan, rank: int) -> int:
 
 
 def _cure(job: Job, plan: Plan, ranks: tuple[int, ...], free: Free) -> str:
-    """The first lighter layout that fits, if there is one."""
+    """Returns the first lighter layout that fits, if there is one."""
     if least(job, plan, ranks) > (sum(free.devices) or free.ram):
         return ""
     for change in lighter(job, plan):

@@ -14,7 +14,10 @@ PIPELINE = ("kernels", "collectives over tp", "pipeline bubble")
 
 
 def pictures(plan: Plan) -> dict[str, str]:
-    """The files' texts by name. Device matrices get no memory.svg: their memory per action is unknown."""
+    """Returns the files' texts by name.
+
+    Device matrices get no memory.svg: their memory per action is unknown.
+    """
     estimate, step, timeline = plan.estimate, plan.estimate.step, plan.estimate.simulated
     after, lanes = None, () if step is None else step.lanes
     if step is not None:
@@ -37,7 +40,7 @@ def pictures(plan: Plan) -> dict[str, str]:
 
 
 def _graphs(plan: Plan) -> dict[str, str]:
-    """The calls of each stage as a text and as a picture, if they are requested."""
+    """Returns the calls of each stage as a text and as a picture, if they are requested."""
     if plan.graph is None:
         return {}
     model = debug_graphs.Staged(plan.stages, plan.boundaries, plan.params, uncut=plan.leaves is None)

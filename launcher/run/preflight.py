@@ -22,7 +22,7 @@ from launcher.steps.file_checks import FileChecks
 
 
 def before_plan(run: ResolvedRequest) -> list[Problem]:
-    """Problems of a request besides its settings that can be found without a plan."""
+    """Returns problems of a request besides its settings that can be found without a plan."""
     job = run.job
     key, where = run_location(job)
     writable = run_folder.check_writable(where, key)
@@ -42,7 +42,10 @@ def before_plan(run: ResolvedRequest) -> list[Problem]:
 
 
 def _of_loggers(job: Job) -> list[Problem]:
-    """Problems of metric services: the optional part, or a package that a service needs, is not installed."""
+    """Returns problems of metric services.
+
+    The optional part, or a package that a service needs, is not installed.
+    """
     return lacking("metric_loggers", "logger") or [*metric_loggers.problems(job)]
 
 
@@ -58,7 +61,7 @@ def _of_others(run: ResolvedRequest) -> list[Problem]:
 
 
 def _cache(job: Job) -> list[Problem]:
-    """Problems of a cache folder that cannot be written."""
+    """Returns problems of a cache folder that cannot be written."""
     data = job.data
     if not isinstance(data, Text | Chat) or data.cache is None:
         return []
@@ -69,7 +72,7 @@ def _cache(job: Job) -> list[Problem]:
 
 
 def after_plan(run: ResolvedRequest, plan: Plan, shown: bool) -> tuple[list[Note], list[str]]:
-    """Notes on the checkpoints that the run resumes from, and remarks. Raises ``RequestError`` for misfits.
+    """Returns notes on the checkpoints that the run resumes from, and remarks. Raises ``RequestError``.
 
     ``shown``: the plan is only shown. The run may start on another machine, so files that are missing on this
     one are remarks, not problems.
@@ -88,12 +91,12 @@ def after_plan(run: ResolvedRequest, plan: Plan, shown: bool) -> tuple[list[Note
 
 
 def previews(job: Job) -> list[str]:
-    """What each transform of an existing checkpoint will read. Raises ``RequestError``."""
+    """Returns what each transform of an existing checkpoint will read. Raises ``RequestError``."""
     return _answers([FileChecks(name, job, shown=True) for name in job.steps], "preview")
 
 
 def _step_problems(run: ResolvedRequest) -> list[Problem]:
-    """Problems of the files that steps name, except steps that are done.
+    """Returns problems of the files that steps name, except steps that are done.
 
     A file that an earlier step may write is checked only when the step starts. Files are compared only if
     each can be read.
@@ -123,7 +126,10 @@ def _unfit(at: FileChecks, plan: Plan) -> list[Problem]:
 
 
 def _part(at: FileChecks, name: str) -> Callable[..., Any] | None:
-    """The function ``name`` in the module of the verb, if it has one. Imports no module without checks."""
+    """Returns the function ``name`` in the module of the verb, if it has one.
+
+    Imports no module without checks.
+    """
     step = at.job.steps[at.name]
     return getattr(module(step), name, None) if verb(step).checks else None
 

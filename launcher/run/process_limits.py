@@ -16,7 +16,7 @@ FILES_PER_RANK = 2
 
 
 def problems(job: Job) -> Iterator[Problem]:
-    """Problems of this process that would end a run after it has started."""
+    """Yields problems of this process that would end a run after it has started."""
     if job.launch.slurm is not None or job.launch.k8s is not None:  # it starts elsewhere
         return
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -36,7 +36,7 @@ def problems(job: Job) -> Iterator[Problem]:
 
 
 def exhausted(error: OSError) -> str:
-    """The message about the limit of the system that caused ``error``; "" for other errors."""
+    """Returns the message about the limit of the system that caused ``error``; "" for other errors."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return f"{error_text(error)}: this process may open too few files; ulimit -n 1024 allows more"
     if error.errno in (errno.EAGAIN, errno.ENOMEM):

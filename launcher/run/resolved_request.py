@@ -84,7 +84,10 @@ def resolve_request(request: Request, others: FollowerRanks | None, shown: bool 
 
 
 def _hidden_line(data: Any) -> str:
-    """A comment with a digest of the hidden values, so that requests with other secrets differ; or ""."""
+    """Returns a comment with a digest of the hidden values, or "".
+
+    With it, requests with other secrets differ.
+    """
     identified = redact.identified(data)
     if identified == redact.values(data):
         return ""
@@ -93,12 +96,12 @@ def _hidden_line(data: Any) -> str:
 
 
 def run_location(job: Job) -> tuple[str, Path]:
-    """The setting of the run's location, and the folder that it names."""
+    """Returns the setting of the run's location, and the folder that it names."""
     return ("runs", Path(job.runs)) if job.run_dir is None else ("run_dir", Path(job.run_dir))
 
 
 def _with_cache(job: Job) -> Job:
-    """``job`` with the folder that caches tokens of its text, if it makes any."""
+    """Returns ``job`` with the folder that caches tokens of its text, if it makes any."""
     if not isinstance(job.data, Text | Chat):
         return job
     from launcher.data.prepare.text_cache import with_cache  # imports tokenizers
@@ -119,7 +122,7 @@ def _again(job: Job, config: str, others: FollowerRanks | None) -> Job:
 
 
 def _done(job: Job, config: str, overrides: Sequence[str]) -> tuple[str, ...]:
-    """The steps in the job's folder that are already done."""
+    """Returns the steps in the job's folder that are already done."""
     if job.run_dir is None:
         return ()
     key, where = run_location(job)

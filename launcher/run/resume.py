@@ -48,7 +48,7 @@ class ResumeSource:
 
 
 def named(job: Job, overrides: Sequence[str] = (), done: Collection[str] = ()) -> list[Problem]:
-    """Problems of the checkpoints that the request names; needs neither a plan nor torch."""
+    """Returns problems of the checkpoints that the request names; needs neither a plan nor torch."""
     problems: list[Problem] = []
     comes = [*_loads(job), *(n for n, step in job.steps.items() if starts(step))]
     if job.checkpoint.resume not in ("auto", "never"):
@@ -70,7 +70,7 @@ def named(job: Job, overrides: Sequence[str] = (), done: Collection[str] = ()) -
 
 
 def _loads(job: Job) -> dict[str, str]:
-    """The path of each ``load``, except those that an earlier ``save`` of this run may write."""
+    """Returns the path of each ``load``, except those that an earlier ``save`` of this run may write."""
     out: dict[str, str] = {}
     saved = False
     home = Path(job.run_dir) if job.run_dir is not None else Path(job.runs) / job.name
@@ -99,7 +99,7 @@ def _closed(key: str, path: Path, job: Job) -> list[Problem]:
 
 
 def own(job: Job, run: Path) -> Path | None:
-    """The newest complete checkpoint of ``run``.
+    """Returns the newest complete checkpoint of ``run``.
 
     Raises ``RequestError`` if that cannot be determined.
     """
@@ -111,7 +111,10 @@ def own(job: Job, run: Path) -> Path | None:
 
 
 def _own(job: Job) -> Path | None:
-    """The checkpoint that a run in ``run_dir`` resumes from; ``None`` while another launcher runs there."""
+    """Returns the checkpoint that a run in ``run_dir`` resumes from.
+
+    Returns ``None`` while another launcher runs there.
+    """
     if job.run_dir is None or job.checkpoint.resume != "auto" or _busy(Path(job.run_dir)):
         return None
     return own(job, Path(job.run_dir))
@@ -125,7 +128,7 @@ def _busy(run: Path) -> bool:
 
 
 def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iterator[Problem]:
-    """Problems of a run that would drop encryption."""
+    """Yields problems of a run that would drop encryption."""
     writes = any(verb(s).checkpoints for name, s in job.steps.items() if name not in done)
     if job.checkpoint.encrypt is not None or not writes or ENCRYPT in job.checkpoint.accept_changes:
         return
@@ -151,10 +154,10 @@ def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iter
 
 
 def sources(job: Job, remaining: Collection[str] | None = None) -> list[ResumeSource]:
-    """The checkpoints from which this run takes weights. ``remaining``: the steps that are yet to run.
+    """Returns the checkpoints from which this run takes weights.
 
-    This is the one that ``checkpoint.resume`` names; otherwise the newest one of the run folder, and those of
-    ``load`` steps.
+    ``remaining``: the steps that are yet to run. This is the one that ``checkpoint.resume`` names; otherwise
+    the newest one of the run folder, and those of ``load`` steps.
     """
     steps = {name: s for name, s in job.steps.items() if remaining is None or name in remaining}
     trains = any(map(saves_on_ranks, steps.values()))
@@ -175,7 +178,7 @@ ResumeProblems = tuple[list[Problem], list[Note]]
 def resume_problems(
     job: Job, plan: Plan, overrides: Sequence[str] = (), done: Collection[str] = ()
 ) -> ResumeProblems:
-    """Refusals and notes about changes since the checkpoints that the request resumes from."""
+    """Returns refusals and notes about changes since the checkpoints that the request resumes from."""
     problems, notes = _compared(job, plan, sources(job, job.steps.keys() - {*done}), overrides)
     return [*problems, *_other_contents(job, plan, overrides, done)], notes
 
@@ -183,7 +186,7 @@ def resume_problems(
 def _other_contents(
     job: Job, plan: Plan, overrides: Sequence[str], done: Collection[str]
 ) -> Iterator[Problem]:
-    """Problems of data whose files have changed since the training that is already done.
+    """Yields problems of data whose files have changed since the training that is already done.
 
     The request is the same as then, so nothing else of the data can differ.
     """
@@ -239,7 +242,7 @@ def shown(job: Job, plan: Plan, overrides: Sequence[str] = ()) -> list[Note]:
 
 
 def source(job: Job, plan: Plan, run: Path, trains: bool, overrides: Sequence[str]) -> Path | None:
-    """The checkpoint that the request names, or the newest complete one of ``run``.
+    """Returns the checkpoint that the request names, or the newest complete one of ``run``.
 
     Raises ``RequestError`` if it does not fit.
     """
@@ -255,7 +258,7 @@ def source(job: Job, plan: Plan, run: Path, trains: bool, overrides: Sequence[st
 
 
 def step(checkpoint: Path, job: Job) -> int:
-    """The number of optimizer steps after which ``checkpoint`` was saved."""
+    """Returns the number of optimizer steps after which ``checkpoint`` was saved."""
     return int(open_checkpoint(checkpoint, trust(job)).state["step"])
 
 
@@ -281,7 +284,7 @@ def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan) -> list[Probl
 
 
 def _other_use(plan: Plan, checkpoint: Checkpoint) -> str | None:
-    """The problem of a parameter that Muon has trained and AdamW would train now, or the other way round."""
+    """Returns the problem of a parameter that Muon has trained and AdamW would train now, or the reverse."""
     keeps = {"muon": "momentum_buffer", "adamw": "exp_avg"}
     for group in plan.param_groups:
         use = dict(group.settings).get("use")
@@ -294,7 +297,7 @@ def _other_use(plan: Plan, checkpoint: Checkpoint) -> str | None:
 
 
 def _other_optimizer(optim: Optim, own: OptimizerTraits | None, checkpoint: Checkpoint) -> str | None:
-    """Why the checkpoint's optimizer state does not fit ``optim``; without any state it always fits.
+    """Returns why the checkpoint's optimizer state does not fit ``optim``; without any state it always fits.
 
     ``own``: the traits of a user's class.
     """

@@ -25,7 +25,7 @@ LONGEST_VALUE = 60
 
 
 def unknown(job: Job) -> Iterator[Problem]:
-    """Names in ``accept_changes`` that are no setting."""
+    """Yields a problem for each name in ``accept_changes`` that is not a setting."""
     from launcher.job.schema import keys as schema_keys
 
     known = [
@@ -96,7 +96,7 @@ def _covered(key: str, keys: Collection[str]) -> bool:
 
 
 def _back(d: Difference, saved: Mapping[str, Any], job: Job) -> str:
-    """The override that restores the old value, if there is one."""
+    """Returns the override that restores the old value, if there is one."""
     section, _, last = d.key.partition(".")
     if d.key in CHOSEN or last in ("name", "_target_"):
         section_values = {k.partition(".")[2]: v for k, v in saved.items() if k.startswith(f"{section}.")}
@@ -110,7 +110,7 @@ def _back(d: Difference, saved: Mapping[str, Any], job: Job) -> str:
 
 
 def _pasted(key: str, value: Any) -> str:
-    """An override; "" if it would contain a hidden secret."""
+    """Returns an override; "" if it would contain a hidden secret."""
     from launcher.job.overrides import paste  # imports Hydra, which joining ranks do not need
 
     return "" if redact.HIDDEN in json.dumps(value) else paste(key, value)

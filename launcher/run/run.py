@@ -222,7 +222,7 @@ def rehearse(request: Request, planned: bool = True) -> Plan | None:
 
 
 def shown_lines(request: Request) -> Iterator[str]:
-    """The plan or its timeline, and what each transform of an existing checkpoint will read.
+    """Yields the plan or its timeline, and what each transform of an existing checkpoint will read.
 
     Raises ``RequestError``.
     """
@@ -255,7 +255,7 @@ def freeze(request: Request, words: Sequence[str]) -> tuple[Job, Plan]:
 
 
 def _until(job: Job) -> Until:
-    """How far a run is prepared: on a cluster its ranks do not start here."""
+    """Returns how far a run is prepared: on a cluster its ranks do not start here."""
     return "start" if submit_to_cluster.key(job) is None else "plan"
 
 
@@ -271,7 +271,7 @@ def _saved(job: Job) -> Iterator[None]:
 
 
 def _others(job: Job) -> AbstractContextManager[FollowerRanks | None]:
-    """The other ranks of an outer launcher, released when the block ends."""
+    """Returns the other ranks of an outer launcher, released when the block ends."""
     outer = launch.outer_size()
     if outer is None or launch.mode(job, outer) != "external":
         return nullcontext()
@@ -295,12 +295,15 @@ def _make_tokens(request: Request, others: FollowerRanks | None) -> None:
 
 
 def _choose_layout(job: Job, measure: bool, others: FollowerRanks | None) -> Chosen:
-    """The layout that a search finds; that of ``job`` if it leaves nothing open. Raises ``RequestError``."""
+    """Returns the layout that a search finds; that of ``job`` if it leaves nothing open.
+
+    Raises ``RequestError``.
+    """
     return layout_search.choose_layout(job, measure, others) if open_ended(job) else Chosen(job)
 
 
 def _start(settled: ResolvedRequest, size: int) -> launch.Start:
-    """How the ``size`` ranks start. Raises ``RequestError``; starts no rank.
+    """Returns how the ``size`` ranks start. Raises ``RequestError``; starts no rank.
 
     The server that forks them imports while this process plans.
     """
@@ -336,7 +339,7 @@ def _opened(settled: ResolvedRequest, others: FollowerRanks | None) -> Iterator[
 
 
 def _reopen(settled: ResolvedRequest, folder: Path) -> closing[status_record.RunStatus]:
-    """The status of the run; it continues after the steps that earlier starts have done."""
+    """Returns the status of the run; it continues after the steps that earlier starts have done."""
     return closing(status_record.reopen(folder, settled.overrides, settled.job, settled.config))
 
 
@@ -361,7 +364,7 @@ def _submit(ready: Prepared, command: Sequence[str], folder: Path) -> dict[str, 
 
 
 def _remaining_phases(ready: Prepared, record: status_record.RunStatus) -> list[Phase]:
-    """The phases that earlier starts have not done; says so if there are none."""
+    """Returns the phases that earlier starts have not done; says so if there are none."""
     assert ready.plan is not None
     remaining = [phase for phase in ready.plan.phases if not set(phase.steps) <= set(record.steps)]
     if record.before == "running":

@@ -29,7 +29,7 @@ PATIENCE_S = 60.0
 
 
 def ask(words: Sequence[str]) -> str:
-    """The output of a Slurm command. Raises ``RunError`` with the command's own message."""
+    """Returns the output of a Slurm command. Raises ``RunError`` with the command's own message."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
@@ -44,7 +44,7 @@ def ask(words: Sequence[str]) -> str:
 
 
 def cluster_problems(slurm: Slurm) -> list[Problem]:
-    """Problems of settings that this cluster does not support."""
+    """Returns problems of settings that this cluster does not support."""
     if shutil.which("sbatch") is None:
         if not slurm.submit:
             return []
@@ -63,7 +63,7 @@ def jobs() -> frozenset[str]:
 
 
 def longest_array() -> int | None:
-    """The largest number of tasks in an array, if the cluster reports it."""
+    """Returns the largest number of tasks in an array, if the cluster reports it."""
     match = re.search(r"^MaxArraySize\s*=\s*(\d+)", ask(["scontrol", "show", "config"]), re.MULTILINE)
     return None if match is None else int(match[1])
 
@@ -98,7 +98,10 @@ def with_signal_s(slurm: Slurm, runs: Sequence[Path]) -> tuple[Slurm, Note | Non
 
 
 def _measured(run: Path) -> tuple[float, float] | None:
-    """Seconds of the longest step after the first, and of the longest save; ``None`` if one is unknown."""
+    """Returns the seconds of the longest step after the first, and of the longest save.
+
+    Returns ``None`` if one is unknown.
+    """
     path = run / "metrics.jsonl"
     if not path.is_file():
         return None
@@ -110,7 +113,7 @@ def _measured(run: Path) -> tuple[float, float] | None:
 
 
 def _complete_rows(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The complete rows; the last line may be incomplete."""
+    """Yields the complete rows; the last line may be incomplete."""
     for line in lines:
         try:
             row = json.loads(line)
@@ -125,7 +128,10 @@ EARLY_S = 60
 
 
 def problems(job: Job, outer: int | None) -> list[Problem]:
-    """Problems that can be found without a plan. ``outer``: ranks that torchrun or srun has started."""
+    """Returns problems that can be found without a plan.
+
+    ``outer``: ranks that torchrun or srun has started.
+    """
     slurm = job.launch.slurm
     if slurm is None:
         return []
@@ -144,7 +150,7 @@ def problems(job: Job, outer: int | None) -> list[Problem]:
 
 
 def _run(job: Job) -> tuple[Path, ...]:
-    """The run folder, if the run has been started before."""
+    """Returns the run folder, if the run has been started before."""
     return () if job.run_dir is None else (Path(job.run_dir),)
 
 
@@ -169,7 +175,7 @@ def submit(job: Job, plan: Plan, run: Path) -> str:
 
 
 def ranks_of(job: Job, each: int) -> RankLayout:
-    """The ranks of the job; ``each``: the number of ranks per node."""
+    """Returns the ranks of the job; ``each``: the number of ranks per node."""
     return RankLayout(job.launch.nnodes, each, job.launch.device != "cpu", job.launch.max_restarts)
 
 
@@ -179,7 +185,7 @@ def sbatch(file: Path) -> str:
 
 
 def time_s(text: str) -> float:
-    """Seconds of a time as Slurm writes it: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
+    """Returns the seconds of a time as Slurm writes it: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
 
     >>> time_s("30"), time_s("1:30"), time_s("02:00:00"), time_s("1-12")
     (1800.0, 90.0, 7200.0, 129600.0)

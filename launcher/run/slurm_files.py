@@ -56,13 +56,16 @@ class RankLayout:
 
 
 def batch_text(name: str, slurm: Slurm, ranks: RankLayout, at: RunPaths) -> str:
-    """The batch file, which runs the run folder's request in that folder whenever Slurm starts it."""
+    """Returns the batch file, which runs the run folder's request in that folder whenever Slurm starts it."""
     head = [f"#SBATCH --{option}" for option in options(name, slurm, ranks, log(at.run, "%j"))]
     return "\n".join(["#!/bin/bash", *_about(at), *head, *_body(slurm, ranks, at)]) + "\n"
 
 
 def options(name: str, slurm: Slurm, ranks: RankLayout, output: str) -> Iterator[str]:
-    """Options of sbatch without dashes. The user's come last: of two equal options Slurm uses the last."""
+    """Yields options of sbatch without dashes.
+
+    The user's come last: of two equal options Slurm uses the last.
+    """
     yield f"job-name={name}"
     yield f"nodes={ranks.nodes}"
     yield f"ntasks-per-node={ranks.each}"
@@ -83,7 +86,7 @@ def options(name: str, slurm: Slurm, ranks: RankLayout, output: str) -> Iterator
 
 
 def log(folder: Path, job: str) -> str:
-    """The log's path for Slurm; ``job``: Slurm's pattern for the job number."""
+    """Returns the log's path for Slurm; ``job``: Slurm's pattern for the job number."""
     return f"{str(folder).replace('%', '%%')}/slurm-{job}.log"
 
 
@@ -103,7 +106,7 @@ def _body(slurm: Slurm, ranks: RankLayout, at: RunPaths) -> Iterator[str]:
 
 
 def prologue(slurm: Slurm, ranks: RankLayout, folder: Path, secret: Path | None) -> Iterator[str]:
-    """The lines before the command that starts the ranks."""
+    """Yields the lines before the command that starts the ranks."""
     yield "set -u"
     yield ""
     yield f"cd {quote(str(folder))} || exit 1"
@@ -171,7 +174,7 @@ class ManyRuns:
 
 
 def array_text(many: ManyRuns) -> str:
-    """The batch file: each run has its folder, and runs again whenever Slurm restarts it."""
+    """Returns the batch file: each run has its folder, and runs again whenever Slurm restarts it."""
     made = [*_array(many)] if many.slurm.array else [*_allocation(many)]
     return "\n".join(["#!/bin/bash", *made]) + "\n"
 

@@ -24,7 +24,7 @@ WINDOWS = 512
 
 
 def makers(job: Job) -> dict[str, Prepare]:
-    """The steps at the start of the request that write what ``data`` reads."""
+    """Returns the steps at the start of the request that write what ``data`` reads."""
     prepare_steps: dict[str, Prepare] = {}
     for name, step in job.steps.items():
         if not isinstance(step, Prepare):
@@ -93,7 +93,7 @@ def _there(path: str) -> bool:
 
 
 def _reading(job: Job, files: dict[str, str]) -> Job:
-    """``job`` with the paths of its tokens replaced as in ``files``."""
+    """Returns ``job`` with the paths of its tokens replaced as in ``files``."""
     data = job.data
     assert isinstance(data, Tokens)
 
@@ -107,7 +107,7 @@ def _reading(job: Job, files: dict[str, str]) -> Job:
 
 
 def _note_text(path: str, name: str, bound: int, job: Job) -> str:
-    """A note on tokens that do not exist yet, and on what is unknown until then."""
+    """Returns a note on tokens that do not exist yet, and on what is unknown until then."""
     at_most = "at most " if makers(job)[name].tokenizer == "bpe" else ""
     text = f"{path}: steps.{name} has yet to make it; planned with {at_most}{bound} different tokens"
     return f"{text}; the steps of train.epochs are known only then" if job.train.epochs else text

@@ -42,7 +42,10 @@ def carry_out(words: Sequence[str]) -> int:
 
 
 def check(words: Sequence[str]) -> tuple[Path, dict[str, Any]]:
-    """The run folder of a command, and its status. Raises ``RequestError`` if it is not that of a run."""
+    """Returns the run folder of a command, and its status.
+
+    Raises ``RequestError`` if it is not that of a run.
+    """
     name, *rest = words
     if len(rest) != 1 or rest[0].startswith("-"):
         text = f"{name}: takes one run folder, as launcher {name} runs/NAME/0001"
@@ -56,9 +59,10 @@ def check(words: Sequence[str]) -> tuple[Path, dict[str, Any]]:
 
 
 def _not_a_run(name: str, folder: Path) -> tuple[str, str]:
-    """Why the command ``name`` cannot take ``folder``, and the command with the newest run in it, if any.
+    """Returns why the command ``name`` cannot take ``folder``.
 
-    For ``cancel``, a run is proposed only if it is the only one that can be cancelled.
+    Also returns the command with the newest run in it, if any. For ``cancel``, a run is proposed only if it
+    is the only one that can be cancelled.
     """
     if not folder.is_dir():
         return "is not a folder", ""
@@ -124,13 +128,13 @@ def _loss(row: Mapping[str, Any]) -> str:
 
 
 def cancellable(run: Path) -> str | None:
-    """The number of the run's Slurm job, if it has not ended."""
+    """Returns the number of the run's Slurm job, if it has not ended."""
     status = run_folder.read_status(run)
     return _job(run, status) if status is not None and status.get("status") in ALIVE else None
 
 
 def _status(run: Path, status: dict[str, Any]) -> Iterator[str]:
-    """The progress, what Slurm reports of the job, and the newest checkpoint."""
+    """Yields the progress, what Slurm reports of the job, and the newest checkpoint."""
     state, manifest = status.get("status"), _manifest(run)
     yield from (f"{run}: {line}" if n == 0 else line for n, line in enumerate(progress(run)))
     if (newest := _newest(run / "checkpoints")) is not None:
@@ -142,7 +146,10 @@ def _status(run: Path, status: dict[str, Any]) -> Iterator[str]:
 
 
 def _newest(checkpoints: Path) -> Path | None:
-    """The newest complete checkpoint; if its MAC cannot be verified here, the one of the highest step."""
+    """Returns the newest complete checkpoint.
+
+    If its MAC cannot be verified here, it is the one of the highest step.
+    """
     try:
         return latest(checkpoints)
     except (ValueError, OSError):
@@ -150,7 +157,7 @@ def _newest(checkpoints: Path) -> Path | None:
 
 
 def _logs(run: Path, status: dict[str, Any]) -> Iterator[str]:
-    """The console output, and for a running run how to follow it.
+    """Yields the console output, and for a running run how to follow it.
 
     Slurm's log of the job takes precedence if it exists: it has the output of all nodes.
     """
@@ -171,7 +178,7 @@ def _logs(run: Path, status: dict[str, Any]) -> Iterator[str]:
 
 
 def _end(run: Path, path: Path) -> tuple[int, bytes]:
-    """The number of bytes before the last ``LAST`` of a file in ``run``, and the complete lines in these.
+    """Returns the number of bytes before the last ``LAST`` of a file in ``run``, and their complete lines.
 
     Raises ``OSError``, also for links and files that are not regular.
     """
@@ -205,14 +212,14 @@ def _cancel(run: Path, status: dict[str, Any]) -> Iterator[str]:
 
 
 def _job(run: Path, status: dict[str, Any]) -> str | None:
-    """The Slurm job number, from the submission or the last start."""
+    """Returns the Slurm job number, from the submission or the last start."""
     name = str(status.get("job", ""))
     number = status.get("slurm") or (name.rpartition(" ")[2] if name.startswith("slurm ") else None)
     return _of_array(run) if number is None else _job_number(number, run / run_folder.STATUS)
 
 
 def _job_number(number: object, file: Path) -> str:
-    """``number`` as an argument for Slurm's commands. Raises ``RequestError`` if it is another argument.
+    """Returns ``number`` as an argument for Slurm's commands. Raises ``RequestError`` if it is none.
 
     Somebody else may have written the file: ``--me`` would cancel all jobs of the user.
     """
@@ -223,7 +230,7 @@ def _job_number(number: object, file: Path) -> str:
 
 
 def _of_array(run: Path) -> str | None:
-    """The job number of a sweep's cell that has not begun."""
+    """Returns the job number of a sweep's cell that has not begun."""
     try:
         numbers = read_json(run.absolute().parent / slurm_files.NUMBERS)
     except (OSError, ValueError):
@@ -233,7 +240,7 @@ def _of_array(run: Path) -> str | None:
 
 
 def _manifest(run: Path) -> Path | None:
-    """The manifest of a job of Kubernetes or SkyPilot, which the user who applied it can query."""
+    """Returns the manifest of a job of Kubernetes or SkyPilot, which the user who applied it can query."""
     return next((run / name for name in (JOB, SKY) if (run / name).exists()), None)
 
 
@@ -256,7 +263,10 @@ def _slurm_state(number: str) -> str:
 
 
 def _last_row(path: Path) -> dict[str, Any] | None:
-    """The last complete row of a step. Raises ``OSError`` for a file that exists and cannot be read."""
+    """Returns the last complete row of a step.
+
+    Raises ``OSError`` for a file that exists and cannot be read.
+    """
     try:
         _, text = _end(path.parent, path)
     except FileNotFoundError:

@@ -96,9 +96,10 @@ class RunStatus:
 
 
 def reopen(run: Path, overrides: Sequence[str], job: Job, config: str) -> RunStatus:
-    """The record of ``run``; a second start with the same configuration continues after the done steps.
+    """Returns the record of ``run``.
 
-    Done steps whose outputs no longer exist are left out.
+    A second start with the same configuration continues after the done steps. Done steps whose outputs no
+    longer exist are left out.
     """
     record = RunStatus(run, tuple(map(redact.identity, overrides)))
     recorded = run_folder.read_status(run)
@@ -112,7 +113,7 @@ def reopen(run: Path, overrides: Sequence[str], job: Job, config: str) -> RunSta
 
 
 def begun(home: Path, config: str) -> Path | None:
-    """The run below ``home`` that this job has begun, if its outer launcher restarts it."""
+    """Returns the run below ``home`` that this job has begun, if its outer launcher restarts it."""
     job = launch_env.job()
     if job is None or not launch_env.again() or not home.is_dir():
         return None
@@ -124,7 +125,7 @@ def begun(home: Path, config: str) -> Path | None:
 
 
 def config_of(run: Path) -> str | None:
-    """The complete configuration of the previous start; ``None`` if there was none."""
+    """Returns the complete configuration of the previous start; ``None`` if there was none."""
     return _reads(run / "config.yaml")
 
 
@@ -136,7 +137,7 @@ def _reads(file: Path) -> str | None:
 
 
 def done(job: Job, overrides: Sequence[str], config: str) -> tuple[str, ...]:
-    """The steps that are already done in the folder of ``job``; writes nothing there."""
+    """Returns the steps that are already done in the folder of ``job``; writes nothing there."""
     if job.run_dir is None:
         return ()
     with closing(reopen(Path(job.run_dir), overrides, job, config)) as record:

@@ -15,14 +15,17 @@ JOB, SKY = "job.yaml", "sky.yaml"
 
 
 def key(job: Job) -> str | None:
-    """The setting that makes the run start elsewhere; ``None`` if it starts here."""
+    """Returns the setting that makes the run start elsewhere; ``None`` if it starts here."""
     return next(
         (f"launch.{name}" for name in ("slurm", "k8s") if getattr(job.launch, name) is not None), None
     )
 
 
 def problems(job: Job, outer: int | None) -> list[Problem]:
-    """Problems that can be found without a plan. ``outer``: ranks that torchrun or srun has started."""
+    """Returns problems that can be found without a plan.
+
+    ``outer``: ranks that torchrun or srun has started.
+    """
     if job.launch.slurm is not None and job.launch.k8s is not None:
         text = "launch.k8s and launch.slurm are both set; leave one out"
         return [Problem("launch.k8s", text)]

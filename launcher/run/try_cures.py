@@ -60,7 +60,7 @@ class ListedProblem:
 
 
 def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, Depth], None]) -> BadRequest:
-    """``error`` with all other problems of ``words`` that can be found, and only with cures that hold.
+    """Returns ``error`` with all other problems of ``words`` that can be found, and only cures that hold.
 
     ``look`` raises ``RequestError`` for a wrong command line, and does nothing else. It checks only as far as
     needed, so that an answer comes at once: a misspelled word in a shipped request imports no planner, and a
@@ -71,11 +71,11 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, De
         return _bad_request(_first(error))
     listed = _findings(error, words)
     far = depth(error)
-    if far == Depth.COMPOSED and _to_be_weighed(words, listed):
+    if far == Depth.COMPOSED and _may_have_other_problems(words, listed):
         far = Depth.SETTLED
     see = _seeing(words, look, far)
     for _ in range(ROUNDS):
-        remaining = see(_mended(words, listed, listed, 0))
+        remaining = see(_with_problems_fixed(words, listed, listed, 0))
         if not remaining:
             return _bad_request(listed)
 
@@ -83,15 +83,15 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, De
         fresh = [f for f in remaining if not _near(f, listed) and not _said_by_recipe(f, listed)]
         if not fresh:
             break
-        other = {f.key_and_text for f in see(_mended(words, listed, (), 1))}
+        other = {f.key_and_text for f in see(_with_problems_fixed(words, listed, (), 1))}
         added = [f for f in fresh if f.key_and_text in other]
         if not added:
             break
         listed = [*listed, *added]
-    return _bad_request(_holding(words, listed, see))
+    return _bad_request(_with_cures_that_hold(words, listed, see))
 
 
-def _to_be_weighed(words: Sequence[str], listed: Iterable[ListedProblem]) -> bool:
+def _may_have_other_problems(words: Sequence[str], listed: Iterable[ListedProblem]) -> bool:
     """Returns true if a request refused by the schema may have other problems, which only the planner finds.
 
     Shipped options are compatible. Other settings, paths, user files and numbers of a layout may not be.
@@ -126,7 +126,7 @@ def _findings(error: RequestError, words: Sequence[str]) -> list[ListedProblem]:
 
 
 def _first(error: RequestError) -> list[ListedProblem]:
-    """The first problems of ``error``, without cures; one problem represents all other keys."""
+    """Returns the first problems of ``error``, without cures; one problem represents all other keys."""
     shown, more = list(error.problems[:SHOWN_KEYS]), error.problems[SHOWN_KEYS:]
     hidden = [p for p in more if p.key and not p.text.endswith(MORE)]
     shown += [p for p in more if not p.key or p.text.endswith(MORE)]
@@ -138,7 +138,7 @@ def _first(error: RequestError) -> list[ListedProblem]:
 
 
 def _origins(error: RequestError, problem: Problem) -> Origins:
-    """The origins of the request that ``problem`` is about."""
+    """Returns the origins of the request that ``problem`` is about."""
     places = error.origins if isinstance(error, BadRequest) else Origins()
     return places if isinstance(places, Origins) else places.get(problem, Origins())
 
@@ -194,10 +194,10 @@ def _said_by_recipe(finding: ListedProblem, listed: Iterable[ListedProblem]) -> 
     return unread and finding.problem.key.partition(".")[0] in FITTED
 
 
-def _mended(
+def _with_problems_fixed(
     words: Sequence[str], listed: Iterable[ListedProblem], cured: Collection[ListedProblem], which: int
 ) -> Words:
-    """``words`` with the listed problems fixed: by the cures of ``cured``, else by placeholders.
+    """Returns ``words`` with the listed problems fixed: by the cures of ``cured``, else by placeholders.
 
     ``which``: 0 for the first of the two placeholders, 1 for the second.
     """
@@ -226,14 +226,14 @@ def _stood_in(words: Words, finding: ListedProblem, which: int) -> Words:
     return with_placeholder(words, replace(problem, cure=cure), origins)
 
 
-def _holding(
+def _with_cures_that_hold(
     words: Sequence[str], listed: Sequence[ListedProblem], see: VisibilityCheck
 ) -> list[ListedProblem]:
-    """``listed`` without cures that cause new problems, alone or together."""
-    bare = {f.key_and_text for f in see(_mended(words, listed, (), 1))}
+    """Returns ``listed`` without cures that cause new problems, alone or together."""
+    bare = {f.key_and_text for f in see(_with_problems_fixed(words, listed, (), 1))}
     out = [_alone(f, words, listed, bare=bare, see=see) for f in listed]
     for _ in range(ROUNDS):
-        new = _new(_mended(words, out, out, 1), bare | {f.key_and_text for f in out}, see)
+        new = _new(_with_problems_fixed(words, out, out, 1), bare | {f.key_and_text for f in out}, see)
         more = [f for f in new if not _near(f, out)]
         out += more  # problems of the request as it was intended
         if not more:
@@ -249,14 +249,17 @@ def _alone(
     bare: ProblemTexts,
     see: VisibilityCheck,
 ) -> ListedProblem:
-    """``f`` with its cure or a corrected one that causes no new problem; else its text says why none does."""
+    """Returns ``f`` with a cure, its own or a corrected one, that causes no new problem.
+
+    If there is none, the text says why.
+    """
     if not f.problem.cure:
         return f
     same = [g for g in listed if g is not f and _same_word(f, g)]
     bare = bare | {g.key_and_text for g in same}
     # their placeholders would replace it
     listed = [g for g in listed if all(g is not other for other in same)]
-    new = _new(_mended(words, listed, (f,), 1), bare, see)
+    new = _new(_with_problems_fixed(words, listed, (f,), 1), bare, see)
     if not new:
         return f
 
@@ -273,7 +276,7 @@ def _alone(
     last = {w.partition("=")[0]: w for w in further}
     better = replace(f, problem=replace(f.problem, cure=" ".join(map(shell, last.values()))))
     others = [better if g is f else g for g in listed]
-    if further and not _new(_mended(words, others, (better,), 1), bare, see):
+    if further and not _new(_with_problems_fixed(words, others, (better,), 1), bare, see):
         return replace(better, problem=replace(better.problem, text=text))
     return replace(f, problem=replace(f.problem, text=text, cure=""))
 

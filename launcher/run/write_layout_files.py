@@ -26,7 +26,7 @@ from launcher.runtime import run_folder
 
 
 def unwritable(job: Job) -> list[Problem]:
-    """Problems that would keep the files from being written; writes nothing."""
+    """Returns problems that would keep the files from being written; writes nothing."""
     named = [(key, path) for key, path in _named(job) if not path.startswith(RUN)]
     problems = [run_folder.check_file(Path(path), key) for key, path in named]
     dump = job.parallel.local_norm.dump
@@ -49,7 +49,7 @@ def _no_key(place: str) -> Problem | None:
 
 
 def _twice(named: list[tuple[str, str]]) -> Iterator[Problem]:
-    """Problems of two settings with the same file."""
+    """Yields problems of two settings with the same file."""
     for i, (key, path) in enumerate(named):
         if other := next((k for k, p in named[:i] if p == path), None):
             yield Problem(key, f"{path}: {other} is also written to this file")
@@ -96,7 +96,7 @@ MINDSPORES_JSON = ".ms.json"
 
 
 def _each(path: str, plan: Plan) -> Iterator[tuple[str, int | None]]:
-    """One file per rank if the name contains ``RANK``, as in AutoParallel; else one for all ranks."""
+    """Yields one file per rank if the name contains ``RANK``, as in AutoParallel; else one for all ranks."""
     if RANK not in path:
         yield path, None
     else:
@@ -109,7 +109,7 @@ def _mindspores(path: str) -> bool:
 
 
 def _layouts(strategy: Strategy, stage: int | None, path: str) -> bytes:
-    """The layouts of one stage, or of all stages."""
+    """Returns the layouts of one stage, or of all stages."""
     if _mindspores(path):
         file = mindspore.merged_file(strategy) if stage is None else mindspore.stage_files(strategy)[stage]
         return mindspore.strategy_text(file, "protobuf")
@@ -120,7 +120,7 @@ def _layouts(strategy: Strategy, stage: int | None, path: str) -> bytes:
 
 
 def _operators(plan: Plan, path: str) -> bytes:
-    """The operator strategies, in MindSpore's format for names that end in ``.ms.json``."""
+    """Returns the operator strategies, in MindSpore's format for names that end in ``.ms.json``."""
     tp = plan.sizes.grid["tp"]
     if plan.sharding is not None:
         if path.endswith(MINDSPORES_JSON):
@@ -145,7 +145,10 @@ def _group_file(plan: Plan, rank: int | None, path: str) -> bytes:
 
 
 def _groups(plan: Plan, rank: int | None) -> mindspore.GroupFile:
-    """The groups of ``rank`` (or of all ranks), and the ranks from which it (or rank 0) can restore."""
+    """Returns the groups of ``rank`` (or of all ranks).
+
+    Also returns the ranks from which it (or rank 0) can restore.
+    """
     groups = rank_groups.groups(plan.sizes.grid, plan.ties)
     rank_sets = (ranks for group in groups for ranks in group.ranks if len(ranks) > 1)
     named = {f"{len(ranks)}-{xxhash.xxh3_64_intdigest(repr(ranks).encode())}": ranks for ranks in rank_sets}

@@ -41,7 +41,7 @@ class CodeVersions:
 
 
 def code_versions(folder: Path, targets: Iterable[str]) -> CodeVersions:
-    """The versions of this process, which has imported the dotted paths ``targets``."""
+    """Returns the versions of this process, which has imported the dotted paths ``targets``."""
     commit, dirty = git.commit(folder)
     return CodeVersions(
         python=platform.python_version(),
@@ -54,7 +54,7 @@ def code_versions(folder: Path, targets: Iterable[str]) -> CodeVersions:
 
 
 def package_version(package: str) -> str:
-    """The installed version of ``package``, without importing it."""
+    """Returns the installed version of ``package``, without importing it."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -63,7 +63,7 @@ def package_version(package: str) -> str:
 
 @cache
 def of_a_rank() -> dict[str, str]:
-    """The versions that must be the same on all ranks of a run, by the names that messages show."""
+    """Returns the versions that must be the same on all ranks of a run, by the names that messages show."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
@@ -100,7 +100,7 @@ def changes(before: CodeVersions, now: CodeVersions) -> str:
 
 
 def read(run: Path) -> tuple[CodeVersions, ...]:
-    """The versions that the starts of ``run`` recorded, in their order.
+    """Returns the versions that the starts of ``run`` recorded, in their order.
 
     Returns nothing for unreadable records: they only inform the user.
     """

@@ -121,10 +121,10 @@ def record_until_exit(run: Path) -> None:
 
 
 def terminal(stream: TextIO) -> TextIO:
-    """``stream`` itself, without the copy."""
+    """Returns ``stream`` itself, without the copy."""
     return stream.terminal if isinstance(stream, _Copied) else stream
 
 
 def copy() -> TextIO | None:
-    """The copy, for lines that the console shows in another form; ``None`` if nothing is recorded."""
+    """Returns the copy, for lines that the console shows in another form; ``None`` if nothing is recorded."""
     return _log  # type: ignore[return-value]

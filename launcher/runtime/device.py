@@ -30,7 +30,7 @@ JOINED = {
 
 
 def accelerator() -> str | None:
-    """The kind of accelerator that torch was built for or has loaded; this machine may not have one.
+    """Returns the kind of accelerator that torch was built for or has loaded; this machine may not have one.
 
     Initializes nothing.
     """
@@ -39,7 +39,10 @@ def accelerator() -> str | None:
 
 
 def count(kind: str) -> int:
-    """The number of devices of a ``kind`` here; 0 if torch does not support the kind. Initializes nothing."""
+    """Returns the number of devices of a ``kind`` here; 0 if torch does not support the kind.
+
+    Initializes nothing.
+    """
     if kind != accelerator():
         return 0
     return int(_module(kind).device_count())
@@ -51,7 +54,7 @@ def is_accelerator(device: torch.device | str) -> bool:
 
 
 def own_backend(kind: str) -> str | None:
-    """The collective backend of a kind of device in torch's table: ``nccl``, ``xccl``, ``hccl``, ``gloo``."""
+    """Returns the collective backend of a kind of device in torch's table, such as ``nccl`` or ``gloo``."""
     backend = dist.Backend.default_device_backend_map.get(kind)
     return None if backend is None else str(backend)
 
@@ -62,7 +65,7 @@ def takes(backend: str, kind: str) -> bool:
 
 
 def backends(kind: str) -> str:
-    """The backends of a process group of ranks on ``kind``; gloo is used for tensors in host memory.
+    """Returns the backends of a process group of ranks on ``kind``; gloo is used for tensors in host memory.
 
     >>> backends("cpu")
     'gloo'
@@ -96,23 +99,23 @@ def synchronize(device: torch.device) -> None:
 
 # memory
 def free_memory(kind: str, ranks: int) -> list[int]:
-    """Frees bytes on each of the first ``ranks`` devices. Initializes them."""
+    """Returns the free bytes of each of the first ``ranks`` devices. Initializes them."""
     return [int(_module(kind).mem_get_info(i)[0]) for i in range(ranks)]
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes of an accelerator's memory."""
+    """Returns the bytes of an accelerator's memory."""
     return int(_module(device.type).get_device_properties(device).total_memory)
 
 
 def peak_memory(device: torch.device) -> tuple[int, int]:
-    """The peak bytes that torch's allocator handed out, and those that it reserved on an accelerator."""
+    """Returns the peak bytes that torch's allocator handed out, and that it reserved on an accelerator."""
     module = _module(device.type)
     return int(module.max_memory_allocated(device)), int(module.max_memory_reserved(device))
 
 
 def memory_in_use(device: torch.device) -> tuple[int, int, int, int]:
-    """An accelerator's bytes at this process's peak: total, free, in tensors, otherwise reserved by torch.
+    """Returns an accelerator's bytes at this process's peak: total, free, in tensors, else reserved by torch.
 
     Assumes that other processes used as much then as they do now.
     """
@@ -124,13 +127,16 @@ def memory_in_use(device: torch.device) -> tuple[int, int, int, int]:
 
 
 def memory_history(device: torch.device) -> Any:
-    """The module that records allocations (``_record_memory_history``, ``_dump_snapshot``), or ``None``."""
+    """Returns the module that records allocations, or ``None``.
+
+    It has ``_record_memory_history`` and ``_dump_snapshot``.
+    """
     module = getattr(_module(device.type), "memory", None) if is_accelerator(device) else None
     return module if hasattr(module, "_record_memory_history") else None
 
 
 def profiled(device: torch.device) -> list[ProfilerActivity]:
-    """What torch's profiler can record of a process on ``device``: its CPU first, then its kernels."""
+    """Returns what torch's profiler can record of a process: its CPU first, then kernels of ``device``."""
     kinds = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU, "mtia": ProfilerActivity.MTIA}
     kind = kinds.get(device.type, ProfilerActivity.PrivateUse1)
     activities = [ProfilerActivity.CPU, *([kind] if is_accelerator(device) else [])]
@@ -138,13 +144,13 @@ def profiled(device: torch.device) -> list[ProfilerActivity]:
 
 
 def name(device: torch.device) -> str:
-    """The model name of an accelerator, from its driver; for the CPU ``cpu``."""
+    """Returns the model name of an accelerator, from its driver; for the CPU ``cpu``."""
     return str(_module(device.type).get_device_name(device)) if is_accelerator(device) else device.type
 
 
 # random numbers
 def rng_states(device: torch.device) -> dict[str, Tensor]:
-    """The random states of a process that uses ``device``, by kind of device."""
+    """Returns the random states of a process that uses ``device``, by kind of device."""
     states = {CPU: torch.get_rng_state()}
     if is_accelerator(device):
         states[device.type] = _module(device.type).get_rng_state(device)
@@ -168,22 +174,22 @@ def forked_streams(device: torch.device) -> AbstractContextManager[None]:
 
 # copies between a device and the host
 def pinned(t: Tensor) -> Tensor:
-    """The CPU tensor ``t`` in pinned memory, from which an accelerator can copy asynchronously."""
+    """Returns the CPU tensor ``t`` in pinned memory, from which an accelerator can copy asynchronously."""
     return t.pin_memory()
 
 
 def host_copy(t: Tensor) -> Tensor:
-    """Host memory for a copy of ``t``; pinned if ``t`` is on an accelerator."""
+    """Returns host memory for a copy of ``t``; pinned if ``t`` is on an accelerator."""
     return torch.empty(t.shape, dtype=t.dtype, pin_memory=is_accelerator(t.device))
 
 
 def copies_done(device: torch.device) -> torch.Event:
-    """An event that ``device`` reaches when it has finished all copies issued so far."""
+    """Returns an event that ``device`` reaches when it has finished all copies issued so far."""
     event = torch.Event(device=device)
     event.record(torch.accelerator.current_stream(device))
     return event
 
 
 def _module(kind: str) -> Any:
-    """The torch module of a kind of device, such as ``torch.cuda``."""
+    """Returns the torch module of a kind of device, such as ``torch.cuda``."""
     return torch.get_device_module(kind)

@@ -150,7 +150,10 @@ class Preempted(Interrupted):
 
 
 def raised(rank: int, attempt: int, error: BaseException, skip: str = "") -> Fault:
-    """The fault of an exception; frames of the file ``skip`` at the top of its traceback are left out."""
+    """Returns the fault of an exception.
+
+    Frames of the file ``skip`` at the top of its traceback are left out.
+    """
     error = _own(error)
     text = "".join(traceback.format_exception(type(error), error, _below(error.__traceback__, skip)))
 
@@ -170,7 +173,7 @@ def raised(rank: int, attempt: int, error: BaseException, skip: str = "") -> Fau
 
 
 def _own(error: BaseException) -> BaseException:
-    """The error that a stage raised, without the error that torch's pipeline wraps around it."""
+    """Returns the error that a stage raised, without the error that torch's pipeline wraps around it."""
     wrapped = isinstance(error, RuntimeError) and "failed to run forward:" in str(error)
     return error.__cause__ if wrapped and error.__cause__ is not None else error
 
@@ -182,7 +185,7 @@ def _below(frames: TracebackType | None, skip: str) -> TracebackType | None:
 
 
 def died(rank: int, attempt: int, code: int) -> Fault:
-    """The fault of a process that ended without an error report.
+    """Returns the fault of a process that ended without an error report.
 
     ``code`` as in ``subprocess``: negative is a signal.
     """
@@ -194,12 +197,12 @@ def died(rank: int, attempt: int, code: int) -> Fault:
 
 
 def hung(rank: int, attempt: int, timeout_s: float, where: str) -> Fault:
-    """The fault of a rank that does not respond; ``where``: what is known of its current work."""
+    """Returns the fault of a rank that does not respond; ``where``: what is known of its current work."""
     return silent(rank, attempt, "hung", f"hung for {timeout_s:g} s (launch.timeout_s): {where}")
 
 
 def aborted(rank: int, attempt: int, timeout_s: float, dump: Path) -> Fault:
-    """The fault of a rank that NCCL's watchdog ended: an echo, as it was waiting for another rank."""
+    """Returns the fault of a rank that NCCL's watchdog ended: an echo, as it was waiting for another rank."""
     text = (
         f"waited for the other ranks in a collective that timed out after {timeout_s:g} s (launch.timeout_s)"
     )
@@ -207,12 +210,12 @@ def aborted(rank: int, attempt: int, timeout_s: float, dump: Path) -> Fault:
 
 
 def silent(rank: int, attempt: int, kind: str, message: str) -> Fault:
-    """A fault, timed now, of a rank that raised no exception."""
+    """Returns a fault, timed now, of a rank that raised no exception."""
     return Fault(rank=rank, attempt=attempt, type=kind, message=message, traceback="", time_ns=time.time_ns())
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal, ``SIGKILL`` for 9; real-time signals have no names."""
+    """Returns the name of a signal, ``SIGKILL`` for 9; real-time signals have no names."""
     known = {s.value: s.name for s in signal.Signals}
     return known.get(number, f"signal {number}")
 
@@ -227,7 +230,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def root(faults: Iterable[Fault]) -> Fault:
-    """The earliest failure that is not an echo; if all are echoes, the earliest."""
+    """Returns the earliest failure that is not an echo; if all are echoes, the earliest."""
     return min(faults, key=lambda f: (f.echo, f.time_ns))
 
 
@@ -237,7 +240,7 @@ def failed(
     finished: Iterable[int] = (),
     folder: Path | None = None,
 ) -> RanksFailed:
-    """The error to raise: the root cause, its traceback, how the others ended, the log to read.
+    """Returns the error to raise: the root cause, its traceback, how the others ended, the log to read.
 
     ``killed``: ranks that were still running and were killed; ``finished``: ranks that returned a result.
     """
@@ -280,7 +283,10 @@ def _others(first: Fault, rest: list[Fault]) -> Iterator[str]:
 
 
 def _dumps(faults: tuple[Fault, ...], folder: Path) -> Iterator[str]:
-    """A line with the files of the last collectives, if a rank timed out; ignores dumps of earlier runs."""
+    """Yields a line with the files of the last collectives, if a rank timed out.
+
+    Ignores dumps of earlier runs.
+    """
     since = min(f.time_ns for f in faults) - DUMP_NS
     if any(f.late for f in faults) and flight_recorder.written(folder, since):
         yield f"last collectives of each rank that waited: {folder / 'logs' / 'flight-*'}"

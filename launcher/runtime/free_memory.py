@@ -16,7 +16,7 @@ NONE = 1 << 60
 
 
 def available_memory(ranks: int, device: str, proc: Path = Path("/proc")) -> Free | None:
-    """Frees memory for ``ranks`` on this machine with devices of one kind; ``None`` if it is unknown."""
+    """Returns the free memory of this machine and of the devices of ``ranks``; ``None`` if it is unknown."""
     memory = ram(proc)
     if memory is None or device == "cpu":
         return memory
@@ -25,7 +25,10 @@ def available_memory(ranks: int, device: str, proc: Path = Path("/proc")) -> Fre
 
 
 def ram(proc: Path = Path("/proc")) -> Free | None:
-    """The memory available without swapping, or what a control group of this process leaves, if less."""
+    """Returns the memory available without swapping.
+
+    If a control group of this process leaves less, it is that.
+    """
     try:
         match = re.search(r"^MemAvailable:\s+(\d+) kB$", (proc / "meminfo").read_text(), re.MULTILINE)
     except OSError:
@@ -50,7 +53,10 @@ class _Group:
     reclaimable: str
 
     def free_bytes(self) -> int | None:
-        """Bytes left below the limit; ``None`` without a limit. Reclaimable page cache counts as free."""
+        """Returns the bytes left below the limit; ``None`` without a limit.
+
+        Reclaimable page cache counts as free.
+        """
         try:
             limit = (self.path / self.limit).read_text().strip()
             if not limit.isdecimal() or int(limit) >= NONE:
@@ -68,7 +74,7 @@ _VERSION_2 = ("memory.max", "memory.current", "inactive_file")
 
 
 def _groups(proc: Path) -> Iterator[_Group]:
-    """The groups of this process and all visible ones above them: each limits those below it."""
+    """Yields the groups of this process and all visible ones above them: each limits those below it."""
     try:
         member = (proc / "self/cgroup").read_text().splitlines()
         mounts = (proc / "self/mountinfo").read_text().splitlines()
@@ -89,7 +95,10 @@ def _groups(proc: Path) -> Iterator[_Group]:
 
 
 def _mounted(mounts: list[str], kind: str | None) -> Iterator[tuple[str, Path]]:
-    """The root and the mount point of each mounted hierarchy: version 1 of a ``kind``, or version 2."""
+    """Yields the root and the mount point of each mounted hierarchy.
+
+    These are of version 1 of a ``kind``, or of version 2.
+    """
     for line in mounts:
         left, _, right = line.partition(" - ")
         root, point = left.split()[3:5]
@@ -100,7 +109,7 @@ def _mounted(mounts: list[str], kind: str | None) -> Iterator[tuple[str, Path]]:
 
 
 def _devices(kind: str, count: int) -> tuple[int, ...]:
-    """Frees bytes of the devices, read in a child process.
+    """Returns the free bytes of each device, read in a child process.
 
     Reading creates a context of hundreds of megabytes on each device, which forked ranks could not use.
     """

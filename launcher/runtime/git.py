@@ -17,7 +17,10 @@ SHORT = 10
 
 
 def commit(folder: Path) -> tuple[str | None, bool | None]:
-    """The commit of ``folder`` and whether it has changes; ``None`` for both if git reports no commit."""
+    """Returns the commit of ``folder`` and whether it has changes.
+
+    Returns ``None`` for both if git reports no commit.
+    """
     filters = _git(folder, FILTERS, OFF)
     if filters is None or filters.returncode not in (0, 1):  # 1: no filter is set
         return None, None
@@ -55,7 +58,7 @@ def _git(
 
 
 def shown(commit: str | None, dirty: bool | None) -> str:
-    """A commit for people; "" if there is none.
+    """Returns a commit for people; "" if there is none.
 
     >>> shown("d670460b4b4aece5915caf5c68d12f560a9fe3e4", True)
     'd670460b4b with changes'

@@ -66,7 +66,7 @@ def console() -> None:
 
 
 def configure(rank: int, folder: Path | None, console: logging.Handler | None = None) -> None:
-    """Rank 0 logs to the console and to its file; another rank's log and output go to its file.
+    """Sends rank 0's log to the console and its file, and another rank's log and output to its file.
 
     ``console`` replaces rank 0's console if the supervisor owns it. Without a run folder the other ranks also
     log to the console, with the rank in each line.

@@ -78,7 +78,7 @@ LIBRARY_FOLDERS = ("loggers",)
 
 
 def check_entries(run: Path) -> Problem | None:
-    """The problem of a folder ``run`` with links, or entries of the wrong type, where a run would write."""
+    """Returns the problem of links or entries of the wrong type where a run would write in ``run``."""
     folders = [run / name for name in FOLDERS if os.path.lexists(run / name)]
     files = [run / name for name in FILES if os.path.lexists(run / name)]
     bad_links = list(dict.fromkeys(link for path in (*folders, *files) for link in _links(path)))
@@ -90,7 +90,7 @@ def check_entries(run: Path) -> Problem | None:
 
 
 def linked(key: str, folder: Path, kind: str, bad_links: Sequence[Path]) -> Problem:
-    """The problem of a ``folder`` that has ``bad_links`` in it. ``kind``: what it should be."""
+    """Returns the problem of a ``folder`` that has ``bad_links`` in it. ``kind``: what it should be."""
     more = f" and {len(bad_links) - 3} more" if len(bad_links) > 3 else ""
     listed = ", ".join(map(str, bad_links[:3]))
     return Problem(key, f"{folder} is not {kind}: {listed}{more}: {LINK}")
@@ -120,7 +120,7 @@ def make(root: Path, name: str) -> Path:
 
 
 def reopen(run_dir: Path) -> Path:
-    """The folder that the user named, created if it does not exist."""
+    """Returns the folder that the user named, created if it does not exist."""
     with _as_request_error("run_dir", run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
     problem = check_writable(run_dir, "run_dir")
@@ -176,7 +176,7 @@ def reserve_status(run: Path, opened: int | None = None) -> None:
 
 
 def read_status(run: Path) -> dict[str, Any] | None:
-    """The status of a run; ``None`` if the run ended before it had one.
+    """Returns the status of a run; ``None`` if the run ended before it had one.
 
     Raises ``RequestError`` for a damaged one.
     """
@@ -197,7 +197,7 @@ def read_status(run: Path) -> dict[str, Any] | None:
 
 
 def status_of(run: Path) -> dict[str, Any]:
-    """The content of the ``status.json`` of a run.
+    """Returns the content of the ``status.json`` of a run.
 
     Raises ``ValueError`` for a damaged one; ``RefusedFile`` for a link; ``OSError`` as ``open`` does.
     """
@@ -212,7 +212,7 @@ def status_of(run: Path) -> dict[str, Any]:
 
 
 def _digested(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields with version and digest.
+    """Returns the fields with version and digest.
 
     They are at opposite ends of the file: damage to the digest leaves the version, which requires a digest.
     """
@@ -265,7 +265,7 @@ lock_descriptors: set[int] = set()
 
 @contextmanager
 def holding(fd: int) -> Iterator[None]:
-    """Children that start in the block inherit ``fd``: the lock lasts until the last of them has ended."""
+    """Lets children that start in the block inherit ``fd``: the lock lasts until the last one has ended."""
     lock_descriptors.add(fd)
     try:
         yield
@@ -407,7 +407,7 @@ def sweep(home: Path) -> tuple[Path, ...]:
 
 
 def _made_scratch(home: Path) -> tuple[Path, int]:
-    """A new folder with a lock; repeats if another process swept the folder before it was locked."""
+    """Returns a new folder with a lock; repeats if another process swept the folder before it was locked."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=home))
         owner = os.open(folder / OWNER, os.O_RDWR | os.O_CREAT, 0o600)

@@ -55,7 +55,7 @@ def polled(signums: tuple[signal.Signals, ...] = STOPS) -> StopFlag:
 
 @contextmanager
 def heard(forced: bool = False) -> Iterator[StopFlag]:
-    """In the block the first stop signal sets the flag, a second one raises ``Interrupted``.
+    """Makes the first stop signal in the block set the flag, and a second one raise ``Interrupted``.
 
     ``forced``: a process that waits for a peer in native code, where nothing can be raised, is ended soon
     after. Only the main thread receives signals; ``deafen`` within the block stays in effect.
@@ -108,7 +108,7 @@ _late: list[int] = []
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """The first stop signal in the block raises ``Interrupted``, in the main thread only.
+    """Makes the first stop signal in the block raise ``Interrupted``, in the main thread only.
 
     Ignored signals stay ignored (``nohup``, a background job), and ``deafen`` within the block stays in
     effect.

@@ -24,7 +24,10 @@ class _Lossy(io.FileIO):
 
 
 def lossy(fd: int) -> TextIO:
-    """A stream for the file at ``fd`` that drops what does not fit: a full disk does not end the run."""
+    """Returns a stream for the file at ``fd`` that drops what does not fit.
+
+    So a full disk does not end the run.
+    """
     file = io.BufferedWriter(_Lossy(fd, "wb", closefd=False))
     return io.TextIOWrapper(file, "utf-8", "backslashreplace", line_buffering=fd == 2)
 

@@ -57,7 +57,7 @@ HALF = 0.5
 
 
 def copies(step: steps.Certify, job: Job, plan: Plan) -> tuple[tuple[Copy, Plan], ...]:
-    """Copies of ``job`` to train one after the other, each with its plan."""
+    """Returns copies of ``job`` to train one after the other, each with its plan."""
     engine = plan.sizes.engine
     return tuple(
         (copy, plan_like(copy.job, None, engine=engine)) for copy in copies_of(job, step, plan.sizes)
@@ -182,7 +182,7 @@ def _compare(s: Setup, steps: int) -> None:
 
 
 def _constructed(s: Setup) -> Mapping[str, Tensor]:
-    """The tensors of a plain construction with the random draws of the weights at step 0."""
+    """Returns the tensors of a plain construction with the random draws of the weights at step 0."""
     build, seed = builder(s.job), s.plan.seed
     with s.drawn.as_first(s.job), default_dtype(dtype_of(DTYPE[s.plan.precision])):
         if s.plan.deferred:
@@ -195,12 +195,12 @@ class _NoNumbers(Exception):
 
 
 def _agreed(value: bool) -> bool:
-    """Rank 0's ``value``, on all ranks."""
+    """Returns rank 0's ``value``, on all ranks."""
     return bool(broadcast(value, bool))
 
 
 def _live(s: Setup) -> Session:
-    """A new session without dropout, whose reports are discarded."""
+    """Returns a new session without dropout, whose reports are discarded."""
     live = build_session.build(s.world, s.job, s.plan, s.folder, data=s.data, drawn=s.drawn)
     live.emit = lambda row: None
     undropped(part.module for part in live.model.parts)
@@ -227,7 +227,10 @@ def undropped(modules: Iterable[nn.Module]) -> None:
 
 
 def _others(live: Session) -> Mapping[str, Tensor]:
-    """The buffers that no checkpoint contains, as this layout drew them; empty on all ranks but rank 0."""
+    """Returns the buffers that no checkpoint contains, as this layout drew them.
+
+    On all ranks but rank 0 the result is empty.
+    """
     known = {n for p in live.plan.params for n in p.names}
     mine = {
         name: b.detach().cpu()
@@ -240,7 +243,7 @@ def _others(live: Session) -> Mapping[str, Tensor]:
 
 
 def _clip(job: Job, norm: float) -> float | None:
-    """The clipping limit of all steps but the first, whose gradients are compared unclipped."""
+    """Returns the clipping limit of all steps but the first, whose gradients are compared unclipped."""
     limit = job.train.clip_norm
     return None if limit is None else broadcast(min(limit, norm * HALF) or limit, float)
 
@@ -279,7 +282,7 @@ def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = N
 
 
 def _averages(live: Session) -> list[Piece]:
-    """This rank's shards of the moving average of the weights, if there is one."""
+    """Returns this rank's shards of the moving average of the weights, if there is one."""
     averages = [] if live.average is None else live.average.named()
     rank = live.world.rank
     shards = [(p.name, p.layout.box(rank), mean) for p, mean in averages]
@@ -289,7 +292,7 @@ def _averages(live: Session) -> list[Piece]:
 
 
 def _narrowed(feed: Feed, narrow: Narrow, local: int) -> Feed:
-    """``feed`` with the samples of ``narrow``; ``local``: the number of samples in a rank's batch."""
+    """Returns ``feed`` with the samples of ``narrow``; ``local``: the number of samples in a rank's batch."""
 
     def order(step: int, batch: int, n: int) -> Indices:
         return narrow.order(feed.order(step, batch, n), local)
@@ -343,7 +346,10 @@ def _again(live: Session, s: Setup) -> Session:
 
 
 def _exported(saved: Path, path: Path, live: Session) -> Mapping[str, Tensor]:
-    """The tensors of an export of ``saved``, read by the safetensors library: the writer is our own."""
+    """Returns the tensors of an export of ``saved``.
+
+    The safetensors library reads them, because the writer is our own.
+    """
     export(saved, path, live.trust)
     return load_file(path)
 
@@ -380,7 +386,7 @@ def _next_batch(live: Session, judge: Judge | None, ahead: int = 0, when: str = 
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """A 128-bit hash of the values, in order."""
+    """Returns a 128-bit hash of the values, in order."""
     hasher = xxhash.xxh3_128()
     for t in tensors:
         hasher.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

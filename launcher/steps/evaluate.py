@@ -32,7 +32,7 @@ def run_on_ranks(step: Evaluate, session: Session, job: Job) -> str:
 
 
 def _validated(step: Evaluate, session: Session) -> tuple[float, str]:
-    """The loss, and a text that names the weights."""
+    """Returns the loss, and a text that names the weights."""
     if step.weights == "trained":
         return loop.validate(session, step.batches), ""
     assert session.average is not None, "the planner refuses to read an average that nobody keeps"

@@ -72,7 +72,7 @@ TOKENIZER = (
 
 
 def with_defaults(step: Export, job: Job) -> Export:
-    """``step`` with defaults filled in: a transformers model is exported as a folder like its own."""
+    """Returns ``step`` with defaults filled in: a transformers model is exported as a folder like its own."""
     if not isinstance(job.model, HuggingFace):
         return step
     path = Path(job.model.path)
@@ -89,7 +89,7 @@ def _there(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _tokenizer(path: Path, job: Job) -> tuple[str, ...]:
-    """The tokenizer files that encoded the run's text; for other data those of the model's folder."""
+    """Returns the tokenizer files that encoded the run's text; for other data those of the model's folder."""
     if not isinstance(job.data, Text | Chat):
         return _there(path, TOKENIZER)
     if job.data.tokenizer_file is None:
@@ -101,7 +101,7 @@ def _tokenizer(path: Path, job: Job) -> tuple[str, ...]:
 
 
 def _names(path: Path, *, weights: bool) -> Mapping[str, str] | None:
-    """The names of tensors in the model's folder."""
+    """Returns the names of tensors in the model's folder."""
     try:
         return written(model_type(path), read_hf(path).specs if weights else ())
     except (ValueError, OSError):  # reported for model.path
@@ -109,20 +109,23 @@ def _names(path: Path, *, weights: bool) -> Mapping[str, str] | None:
 
 
 def generated_files(step: Export, job: Job) -> tuple[str, ...]:
-    """Names of the files that are generated rather than copied."""
+    """Returns the names of the files that are generated rather than copied."""
     copied = any(Path(p).name == CONFIG for p in step.beside)
     own = isinstance(job.model, HuggingFace) and step.format == "hf"
     return (CONFIG,) if own and not copied else ()
 
 
 def split_as(step: Export, job: Job) -> object:
-    """The type of model whose folders store experts separately; ``None`` if the user names the tensors."""
+    """Returns the type of model whose folders store experts separately.
+
+    Returns ``None`` if the user names the tensors.
+    """
     own = isinstance(job.model, HuggingFace) and step.format == "hf" and step.names is None
     return model_type(Path(job.model.path)) if own and isinstance(job.model, HuggingFace) else None
 
 
 def opens_by_itself(step: Export, job: Job) -> HuggingFace | None:
-    """The model that transformers should open from the export; ``None`` if it need not open it.
+    """Returns the model that transformers should open from the export; ``None`` if it need not open it.
 
     ``step`` is the request's: with the user's own tensor names it is unknown who reads them.
     """
@@ -156,7 +159,10 @@ def dtype_of(step: Export, job: Job) -> Callable[[str, str], str]:
 
 
 def texts(step: Export, job: Job, kept: str) -> dict[str, str]:
-    """Files to generate: the config of the model as trained; ``kept``: the dtype of the run's weights."""
+    """Returns files to generate: the config of the model as trained.
+
+    ``kept``: the dtype of the run's weights.
+    """
     if not isinstance(job.model, HuggingFace) or not generated_files(step, job):
         return {}
     from launcher.models.hugging_face import exported_config_json
@@ -185,7 +191,7 @@ def check(step: Export, at: FileChecks) -> list[Problem]:
 
 
 def _unused(step: Export, at: FileChecks) -> Iterator[Problem]:
-    """Settings that have no effect on what is written."""
+    """Yields settings that have no effect on what is written."""
     if step.lora == "separate" and at.job.model.lora is None:
         yield Problem(f"{at.key}.lora", "separate: model.lora is null, so there are no adapters")
     if _apart(step, at.job):
@@ -196,7 +202,7 @@ def _unused(step: Export, at: FileChecks) -> Iterator[Problem]:
 
 
 def _own_problems(step: Export, at: FileChecks) -> Iterator[Problem]:
-    """Problems of each setting by itself."""
+    """Yields problems of each setting by itself."""
     yield from at.problems("names", lambda: renamed((), from_ours(step.names)))
     yield from at.problems("max_shard_size", lambda: size_in_bytes(step.max_shard_size))
     kind: Kind = "folder" if step.format == "hf" or _apart(step, at.job) else "file"
@@ -210,7 +216,10 @@ def _own_problems(step: Export, at: FileChecks) -> Iterator[Problem]:
 
 
 def plan_problems(step: Export, at: FileChecks, plan: Plan) -> list[Problem]:
-    """Problems of a name table that does not fit the run; skipped if a transform brings other tensors."""
+    """Returns problems of a name table that does not fit the run.
+
+    There are none if a transform brings other tensors.
+    """
     elsewhere = any(isinstance(s, Transform) and s.src is not None for s in at.job.steps.values())
     if at.shown or elsewhere:
         return []
@@ -222,7 +231,7 @@ def plan_problems(step: Export, at: FileChecks, plan: Plan) -> list[Problem]:
 
 
 def _of_another_model(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:
-    """Problems of a checkpoint whose model is not that of this request."""
+    """Yields problems of a checkpoint whose model is not that of this request."""
     if step.src is None or not at.here(step.src):
         return
     strategy, key = open_checkpoint(Path(step.src), at.trust).strategy, f"{at.key}.src"
@@ -236,7 +245,10 @@ def _of_another_model(step: Export, at: FileChecks, plan: Plan) -> Iterator[Prob
 
 
 def _unlike_config(step: Export, job: Job, strategy: Strategy, plan: Plan) -> str:
-    """Why nobody could open the export: its config describes the request's model, not the checkpoint's."""
+    """Returns why nobody could open the export.
+
+    Its config describes the request's model, not the checkpoint's.
+    """
     model, full = job.model, with_defaults(step, job)
     if not isinstance(model, HuggingFace) or not (_apart(full, job) or generated_files(full, job)):
         return ""
@@ -246,7 +258,7 @@ def _unlike_config(step: Export, job: Job, strategy: Strategy, plan: Plan) -> st
 
 
 def _difference(strategy: Strategy, plan: Plan, *, dtypes: bool = True) -> str:
-    """How the weights of a checkpoint differ from those of the planned model; "" if they do not."""
+    """Returns how the weights of a checkpoint differ from those of the planned model; "" if they do not."""
     ours, target = strategy.only("param", "buffer"), strategy_to_load(plan, strategy.named)
     if not dtypes:
         ours, target = (
@@ -261,7 +273,7 @@ def _difference(strategy: Strategy, plan: Plan, *, dtypes: bool = True) -> str:
 
 
 def _unmerged(step: Export, at: FileChecks, plan: Plan) -> Iterator[Problem]:
-    """Problems of weights that an adapter cannot be added to."""
+    """Yields problems of weights that an adapter cannot be added to."""
     if at.job.model.lora is None or step.lora == "separate":
         return
     placed = {p.name: p for p in plan.params}
@@ -308,7 +320,7 @@ def run_on_files(step: Export, run: RunFiles) -> dict[str, float]:
 def _compared(
     step: Export, run: RunFiles, new: Path, itself: HuggingFace | None, *, say: Callable[[str], None]
 ) -> dict[str, float]:
-    """The loss of what was written to ``new``, and its difference from the run's.
+    """Returns the loss of what was written to ``new``, and its difference from the run's.
 
     ``itself``: the model that transformers must get when it opens the folder. Raises ``RunError`` if a
     difference is too large.
@@ -354,7 +366,7 @@ def _is_newest(step: Export, run: RunFiles) -> bool:
 
 
 def _check_rounding(trained: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:
-    """The dtypes to which weights were rounded, as text; empty if none was rounded.
+    """Returns the dtypes to which weights were rounded, as text; empty if none was rounded.
 
     Raises ``RunError`` unless each written value is the trained one, rounded once.
     """
@@ -369,7 +381,7 @@ def _check_rounding(trained: Mapping[str, Tensor], there: Mapping[str, Tensor]) 
 
 
 def _trained(step: Export, run: RunFiles) -> dict[str, Tensor]:
-    """The tensors of the checkpoint that is exported."""
+    """Returns the tensors of the checkpoint that is exported."""
     from launcher.runtime.training.checkpoint_tensors import unpacked
 
     src = source(step, run)
@@ -385,7 +397,10 @@ def _merged(step: Export, job: Job) -> bool:
 
 
 def _tolerance(step: Export, job: Job) -> float:
-    """The allowed difference of losses; for merged adapters one rounding to half precision, if it occurs."""
+    """Returns the allowed difference of losses.
+
+    For merged adapters it is one rounding to half precision, if it occurs.
+    """
     if step.tolerance is not None:
         return step.tolerance
     if not _merged(step, job):
@@ -395,7 +410,7 @@ def _tolerance(step: Export, job: Job) -> float:
 
 
 def export_folder(run: RunPaths) -> Path:
-    """The path that this step writes to; each step has its own."""
+    """Returns the path that this step writes to; each step has its own."""
     step, other = _step(run), run.suffix(EXPORTED)
     if step.path:
         return Path(step.path)
@@ -405,7 +420,7 @@ def export_folder(run: RunPaths) -> Path:
 
 
 def source(step: Export, run: RunFiles) -> Path:
-    """The checkpoint that the step names, else that of an earlier transform, else the run's newest."""
+    """Returns the checkpoint that the step names, else that of an earlier transform or the run's newest."""
     if step.src is not None:
         return run.source(step.src)
     return transform.transformed(run) or run.last()
@@ -438,7 +453,7 @@ def check_names(step: Export, job: Job, src: object, strategy: Strategy) -> None
 
 
 def _entries(job: Job, strategy: Strategy) -> Mapping[str, Entry]:
-    """The tensors of ``strategy`` that are written."""
+    """Returns the tensors of ``strategy`` that are written."""
     adapters = _adapters(job)
     return strategy.only("param", "buffer").entries if adapters is None else merged(strategy, adapters)
 
@@ -454,7 +469,7 @@ def _apart(step: Export, job: Job) -> bool:
 
 
 def exported(run: RunFiles) -> nn.Module:
-    """The model that the last earlier ``export`` has written, in one process."""
+    """Returns the model that the last earlier ``export`` has written, in one process."""
     from launcher.steps.model import weights_in_one_process
 
     made = run.maker(EXPORTED)
@@ -464,14 +479,17 @@ def exported(run: RunFiles) -> nn.Module:
 
 
 def _exported_job(step: Export, job: Job) -> Job:
-    """The job whose model the written weights fit: without adapters if they are merged."""
+    """Returns the job whose model the written weights fit: without adapters if they are merged."""
     if job.model.lora is None or _apart(step, job):
         return job
     return job.model_copy(update={"model": job.model.model_copy(update={"lora": None})})
 
 
 def read(run: RunFiles, path: Path) -> Mapping[str, Tensor]:
-    """The tensors that this step wrote to ``path``, under our names; the format's own library reads them."""
+    """Returns the tensors that this step wrote to ``path``, under our names.
+
+    The format's own library reads them.
+    """
     from safetensors.torch import load_file
 
     step = _step(run)
@@ -488,7 +506,7 @@ def read(run: RunFiles, path: Path) -> Mapping[str, Tensor]:
 
 
 def _one(there: dict[str, Tensor], parts: Pieces, shape: tuple[int, ...]) -> Tensor:
-    """The model's tensor that was written in ``parts``."""
+    """Returns the model's tensor that was written in ``parts``."""
     out = there[next(iter(parts))].new_empty(shape)
     for piece, box in parts.items():
         out[tuple(map(slice, box.lo, box.hi))] = there[piece]
@@ -496,7 +514,7 @@ def _one(there: dict[str, Tensor], parts: Pieces, shape: tuple[int, ...]) -> Ten
 
 
 def _with_base(run: RunFiles, adapters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The written adapters together with the base weights of their checkpoint."""
+    """Returns the written adapters together with the base weights of their checkpoint."""
     from launcher.runtime.training.checkpoint_tensors import unpacked
 
     checkpoint = open_checkpoint(source(_step(run), run), run.trust)
@@ -540,7 +558,7 @@ def _write(step: Export, run: RunFiles, path: Path, judge: Callable[[Path], None
 
 
 def _batches(job: Job) -> int | None:
-    """The number of batches of the run's own last evaluation."""
+    """Returns the number of batches of the run's own last evaluation."""
     return next(
         (s.batches for s in reversed(job.steps.values()) if isinstance(s, Evaluate) and s.of == "run"), None
     )

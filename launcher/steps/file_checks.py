@@ -62,14 +62,14 @@ class FileChecks:
         return path is not None and not self.later(path)
 
     def source_problems(self, src: str | None, look: Callable[[Path], object]) -> list[Problem]:
-        """The errors that ``look`` raises for ``src``; none if earlier steps have yet to write it."""
+        """Returns the errors that ``look`` raises for ``src``; none if earlier steps have yet to write it."""
         if src is None or self.later(src):
             return []
         path = Path(src)
         return self.problems("src", lambda: look(path))
 
     def problems(self, field: str, look: Look) -> list[Problem]:
-        """The errors that ``look`` raises, as problems of the setting ``field``."""
+        """Returns the errors that ``look`` raises, as problems of the setting ``field``."""
         try:
             look()
         except RequestError as error:
@@ -81,9 +81,10 @@ class FileChecks:
         return []
 
     def unwritable(self, field: str, path: str | None, kind: Kind) -> list[Problem]:
-        """Problems that prevent an output at ``path``; the content of an existing folder is not checked.
+        """Returns problems that prevent an output at ``path``.
 
-        There are none without a path, or for a path in the run folder.
+        The content of an existing folder is not checked. There are none without a path, or for a path in the
+        run folder.
         """
         if path is None or path.startswith(RUN):
             return []
@@ -98,7 +99,7 @@ class FileChecks:
         return [problem] if problem else self.problems(field, lambda: check_outside_checkpoints(Path(path)))
 
     def _overlaps(self, key: str, path: str, kind: Kind) -> Iterator[Problem]:
-        """Problems of an output that overlaps other outputs of this request, or contains the current folder.
+        """Yields problems of an output that overlaps other outputs, or contains the current folder.
 
         Without this check the step would fail, or replace those files, only after the training.
         """
@@ -116,7 +117,7 @@ class FileChecks:
                 yield Problem(key, f"{path}: steps.{other} writes there; {_ANOTHER}")
 
     def _earlier_outputs(self) -> Iterator[tuple[str, Path]]:
-        """The outputs that earlier steps name."""
+        """Yields the outputs that earlier steps name."""
         for name, step in self.job.steps.items():
             if name == self.name:
                 return
@@ -126,7 +127,7 @@ class FileChecks:
 
 
 def _home(job: Job) -> Path:
-    """The folder of the run, or the one that gets a folder for each run of this name."""
+    """Returns the folder of the run, or the one that gets a folder for each run of this name."""
     return _real(Path(job.runs, job.name) if job.run_dir is None else job.run_dir)
 
 
@@ -140,19 +141,22 @@ def _used_by_run(inside: Path, job: Job) -> bool:
 
 
 def _own(text: str, field: str) -> str:
-    """``text`` without a leading name of ``field``."""
+    """Returns ``text`` without a leading name of ``field``."""
     for name in (field, "src_strategy", "src_strategy_dirs", "src_strategy_file", "dst_strategy_file"):
         text = text.removeprefix(f"{name}: ")
     return text
 
 
 def _real(path: str | Path) -> Path:
-    """The path without links; ``Path.resolve`` would raise for circular ones."""
+    """Returns the path without links; ``Path.resolve`` would raise for circular ones."""
     return Path(os.path.realpath(path))
 
 
 def no_manifest(key: str, error: NoManifest) -> Problem:
-    """The problem of a setting that does not name a checkpoint; the cure is the newest one in the folder."""
+    """Returns the problem of a setting that does not name a checkpoint.
+
+    The cure is the newest one in the folder.
+    """
     newest, text = newest_in(error.folder), "holds checkpoints, but is not one; the newest is"
     if newest is None:
         newest, text = newest_of_runs(error.folder), "holds runs; their newest checkpoint is"
@@ -162,7 +166,7 @@ def no_manifest(key: str, error: NoManifest) -> Problem:
 
 
 def best(checkpoints: Path, trust: Trust) -> Path:
-    """The best checkpoint. Raises ``RunError`` if none is recorded."""
+    """Returns the best checkpoint. Raises ``RunError`` if none is recorded."""
     try:
         return best_checkpoint(checkpoints, trust)
     except (ValueError, OSError) as error:
@@ -190,20 +194,20 @@ class RunPaths:
         return self.folder / "strategy"
 
     def last(self) -> Path:
-        """The newest complete checkpoint of this run."""
+        """Returns the newest complete checkpoint of this run."""
         newest = latest(self.checkpoints, self.trust)
         if newest is None:
             raise RunError(f"{self.checkpoints}: no complete checkpoint; the step 'save' writes one")
         return newest
 
     def source(self, named: str | None) -> Path:
-        """The checkpoint ``named``, which may be the best of this run, else its newest."""
+        """Returns the checkpoint ``named``, which may be the best of this run, else its newest."""
         if named == BEST:
             return best(self.checkpoints, self.trust)
         return self.last() if named is None else Path(named)
 
     def maker(self, thing: str) -> tuple[str, Step] | None:
-        """The last earlier step that leaves ``thing``, as name and step."""
+        """Returns the last earlier step that leaves ``thing``, as name and step."""
         maker = None
         for name, step in self.job.steps.items():
             if name == self.name:
@@ -213,7 +217,10 @@ class RunPaths:
         return maker
 
     def suffix(self, thing: str) -> str:
-        """A suffix that separates this step's output from that of the first step that leaves ``thing``."""
+        """Returns a suffix that separates this step's output from that of an earlier step.
+
+        That is the first step that leaves ``thing``.
+        """
         first = next(n for n, s in self.job.steps.items() if VERBS[s.kind].leaves == thing)
         return "" if self.name == first else f"-{self.name}"
 

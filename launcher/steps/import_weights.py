@@ -49,7 +49,7 @@ def pending(step: Import, at: FileChecks) -> list[str]:
 
 
 def misfits(name: str, step: Import, plan: Plan) -> list[Problem]:
-    """Problems that keep the source of the step ``name`` from loading into the model of ``plan``.
+    """Returns problems that keep the source of the step ``name`` from loading into the model of ``plan``.
 
     Reads only the headers of files.
     """
@@ -102,7 +102,7 @@ def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
 
 
 def _state(run: RunFiles) -> dict[str, object]:
-    """The checkpoint's content besides its tensors."""
+    """Returns the checkpoint's content besides its tensors."""
     plan = run.plan
     return {
         "step": 0,

@@ -29,7 +29,7 @@ from launcher.steps.sent_to_ranks import RankSteps
 
 
 def with_shared_models(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
-    """The work of every rank; constructs the models once, before the ranks are forked."""
+    """Returns the work of every rank; constructs the models once, before the ranks are forked."""
     drawn = SharedMetaModels()
     for name in todo.names:
         step = todo.job.steps[name]
@@ -121,7 +121,7 @@ def _source(step: Step) -> str:
 
 
 def _session(world: World, todo: RankSteps, drawn: SharedMetaModels) -> Session:
-    """A session, with the weights to start or resume from."""
+    """Returns a session, with the weights to start or resume from."""
     live = build_session.build(world, todo.job, todo.plan, todo.folder, drawn=drawn)
     resume = _again(live, todo) if world.attempt else todo.resume
     if todo.drill is not None:
@@ -143,7 +143,7 @@ def _session(world: World, todo: RankSteps, drawn: SharedMetaModels) -> Session:
 
 
 def _again(live: Session, todo: RankSteps) -> Path | None:
-    """The checkpoint that a restarted attempt resumes from: one of this training, else ``resume``.
+    """Returns the checkpoint that a restarted attempt resumes from: one of this training, else ``resume``.
 
     If all checkpoints in the folder belong to this training, it is the newest undamaged one. Otherwise only
     the newest checkpoint is considered, if it was saved after the start.

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def run_rank_steps(world: World, todo: RankSteps) -> dict[str, Any]:
-    """``on_ranks.run_rank_steps``, imported when it is called."""
+    """Returns ``on_ranks.run_rank_steps``, imported when it is called."""
     from launcher.steps import on_ranks
 
     return on_ranks.run_rank_steps(world, todo)
 
 
 def with_shared_models(todo: RankSteps) -> Callable[[World], dict[str, Any]]:
-    """``on_ranks.with_shared_models``, imported when it is called."""
+    """Returns ``on_ranks.with_shared_models``, imported when it is called."""
     from launcher.steps import on_ranks
 
     return on_ranks.with_shared_models(todo)

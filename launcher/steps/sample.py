@@ -20,7 +20,10 @@ def run_on_files(step: Sample, run: RunFiles) -> dict[str, float]:
 
 @torch.no_grad()
 def sampled(job: Job, step: Sample, model: torch.nn.Module) -> str:
-    """The prompt and its continuation. Tokens are drawn with the job's seed, so the text is repeatable."""
+    """Returns the prompt and its continuation.
+
+    Tokens are drawn with the job's seed, so the text is repeatable.
+    """
     assert isinstance(job.data, Text), "the planner refuses to sample without text data"
     data = open_data(job.data, seed=job.seed, allow=job.security.allow)
     assert data.encode is not None

@@ -31,14 +31,17 @@ def run_on_ranks(step: Train, session: Session, job: Job) -> str:
 
 
 def _until(step: Train, job: Job, total: int) -> int:
-    """The step count at which this ``train`` ends; a request's ``train`` steps share ``total`` evenly."""
+    """Returns the step count at which this ``train`` ends.
+
+    A request's ``train`` steps share ``total`` evenly.
+    """
     trains = [s for s in job.steps.values() if isinstance(s, Train)]
     which = next(n for n, s in enumerate(trains, 1) if s is step)
     return total * which // len(trains)
 
 
 def loop_settings(s: Session, job: Job) -> loop.Loop:
-    """The loop settings of the complete training of ``job``."""
+    """Returns the loop settings of the complete training of ``job``."""
     total = s.plan.sizes.steps
     factor = factors(job.schedule, total, job.security.allow)
     per_sample, unit = 1, "samples"
@@ -83,7 +86,7 @@ def _rate(s: Session, job: Job, share: float) -> float:
 
 
 def _profiled(s: Session, job: Job) -> ProfileWindow | None:
-    """The profile window of this rank, if it is profiled; the first such rank shows its table."""
+    """Returns the profile window of this rank, if it is profiled; the first such rank shows its table."""
     settings = job.debug.profiler
     ranks = range(s.world.size) if settings is None or settings.ranks is None else settings.ranks
     if settings is None or s.world.rank not in ranks:

@@ -50,7 +50,7 @@ def check(step: Transform, at: FileChecks) -> list[Problem]:
 
 
 def _place_problems(step: Transform, at: FileChecks) -> list[Problem]:
-    """Problems of the destination."""
+    """Returns problems of the destination."""
     if step.dst is None:
         return []
     dst = Path(step.dst)
@@ -59,7 +59,7 @@ def _place_problems(step: Transform, at: FileChecks) -> list[Problem]:
 
 
 def _file_problems(step: Transform, at: FileChecks) -> list[Problem]:
-    """Problems of each input by itself."""
+    """Returns problems of each input by itself."""
     problems: list[Problem] = []
     if step.src is not None and at.here(step.src):
         src = Path(step.src)
@@ -72,14 +72,14 @@ def _file_problems(step: Transform, at: FileChecks) -> list[Problem]:
 
 
 def plan_problems(step: Transform, at: FileChecks, plan: Plan) -> list[Problem]:
-    """Problems of a layout that the run's own checkpoint cannot be converted to."""
+    """Returns problems of a layout that the run's own checkpoint cannot be converted to."""
     if step.src is not None or step.strategy is not None:
         return []
     return at.problems("tp", lambda: target(step, strategy_of_plan(plan)))
 
 
 def preview(step: Transform, at: FileChecks) -> list[str]:
-    """What the step will read and write, if the checkpoint exists; writes nothing.
+    """Returns what the step will read and write, if the checkpoint exists; writes nothing.
 
     Raises ``RequestError``.
     """
@@ -109,20 +109,23 @@ def run_on_files(step: Transform, run: RunFiles) -> dict[str, float]:
 
 
 def written(run: RunPaths) -> Path:
-    """The path that this step writes to; each step has its own."""
+    """Returns the path that this step writes to; each step has its own."""
     step = run.job.steps[run.name]
     assert isinstance(step, Transform)
     return Path(step.dst) if step.dst else run.folder / f"transformed{run.suffix(TRANSFORMED)}"
 
 
 def transformed(run: RunFiles) -> Path | None:
-    """The path that the last earlier ``transform`` has written."""
+    """Returns the path that the last earlier ``transform`` has written."""
     made = run.maker(TRANSFORMED)
     return None if made is None else written(replace(run, name=made[0]))
 
 
 def target(step: Transform, src: Strategy) -> Strategy:
-    """The requested layout: the strategy file's, which must fit ``src``, or that of the step's other keys."""
+    """Returns the requested layout.
+
+    It is the strategy file's, which must fit ``src``, or that of the step's other keys.
+    """
     if step.strategy is None:
         return _in_words(step, src)
     requested = open_strategy("steps.transform.strategy", step.strategy)
@@ -188,7 +191,7 @@ def check_heads(step: Transform, src: Path, trust: Trust) -> None:
 
 
 def transfer(step: Transform, src: Path, trust: Trust) -> str:
-    """What ``rewrite`` would read and write; writes nothing. Raises as it does."""
+    """Returns what ``rewrite`` would read and write; writes nothing. Raises as it does."""
     if step.format == "launcher" and not is_foreign(src, step.src_strategy):
         to = target(step, _ours(step, src, trust))
         plan = plan_transform(src, to, workers=step.workers, trust=trust)
@@ -210,7 +213,7 @@ def _ours(step: Transform, src: Path, trust: Trust) -> Strategy:
 
 
 def _to(step: Transform, src: Path) -> mindspore.StrategyInput | mindspore.Layouts:
-    """For a foreign source the requested strategy file unchanged, else a function of the source's layout.
+    """Returns the requested strategy file for a foreign source, else a function of the source's layout.
 
     A MindSpore strategy may describe one stage or all of them; the source shows which.
     """

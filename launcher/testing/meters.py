@@ -51,7 +51,7 @@ class CollectiveMeter(Dispatch):
         return func(*args, **(kwargs or {}))
 
     def totals(self) -> dict[str, tuple[int, int]]:
-        """The number and the bytes of the collectives of each kind, without barriers."""
+        """Returns the number and the bytes of the collectives of each kind, without barriers."""
         return {k: (n, self.nbytes[k]) for k, n in self.count.items() if k in KINDS.values()}
 
 
@@ -76,7 +76,7 @@ def _others_run() -> bool:
 
 
 def _state(stat: Path) -> str:
-    """The thread's state, the letter after its name in brackets; "" for a thread that has ended."""
+    """Returns the thread's state, the letter after its name in brackets; "" for a thread that has ended."""
     try:
         return stat.read_text().rpartition(") ")[2][:1]
     except (FileNotFoundError, ProcessLookupError):

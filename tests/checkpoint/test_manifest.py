@@ -108,7 +108,7 @@ def test_a_file_that_is_not_listed_is_missed(tmp_path: Path, name: str) -> None:
     edit(folder, lambda d: d["files"].pop(name))
     text = f"{folder}/manifest.json: it does not list {name}, which this checkpoint should have"
     if name.startswith("strategy"):
-        text = f"{folder}: its strategy files are not the ones that the manifest was written with"
+        text = f"{folder}: its strategy files are not those that the manifest describes"
     assert refusal(lambda: open_checkpoint(folder)) == text
 
 
@@ -165,7 +165,7 @@ def test_a_pipe_in_the_place_of_a_file_blocks_nobody(tmp_path: Path, name: str) 
     if name == "manifest.json":
         text, kind = f"{path}: a named pipe, not a regular file", RefusedFile
     if name == "strategy/stage7.json":
-        text = f"{folder}: its strategy files are not the ones that the manifest was written with"
+        text = f"{folder}: its strategy files are not those that the manifest describes"
     assert refusal(lambda: open_checkpoint(folder), kind) == text
     assert latest(tmp_path) == (folder if name == "strategy/stage7.json" else None)
 

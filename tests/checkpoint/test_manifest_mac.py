@@ -97,7 +97,7 @@ def test_a_step_cannot_be_changed_with_its_digest(sealed: Path) -> None:
 def test_a_strategy_file_is_the_one_that_was_written_to_the_byte(sealed: Path) -> None:
     path = sealed / "strategy/stage0.json"
     path.write_text(path.read_text().replace(": ", ":\t", 1))  # which means the same
-    assert refused(sealed) == f"{sealed}: its strategy files are not the ones that the manifest was written with"
+    assert refused(sealed) == f"{sealed}: its strategy files are not those that the manifest describes"
 
 
 def test_an_encrypted_checkpoint_without_a_mac_is_refused(sealed: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_strategy_that_was_edited_is_refused(tmp_path: Path) -> None:
     (folder,) = saved(tmp_path, 1)
     path = folder / "strategy" / "stage1.json"
     path.write_text(path.read_text().replace("[5, 3]", "[4, 3]"))
-    text = "its strategy files are not the ones that the manifest was written with"
+    text = "its strategy files are not those that the manifest describes"
     assert refusal(lambda: open_checkpoint(folder)) == f"{folder}: {text}"
 
 

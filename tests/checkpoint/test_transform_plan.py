@@ -101,7 +101,7 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(tmp_path: Path) -> None:
     assert refusal(lambda: plan_transform(tmp_path / "a", replace(target, entries=entries))) == text
     path = tmp_path / "a" / "rank_1" / "model.safetensors"
     path.write_bytes(path.read_bytes().replace(b"F32", b"I32"))
-    text = f"{path}: its header is not the one that the manifest was written with"
+    text = f"{path}: its header is not the one that the manifest describes"
     assert refusal(lambda: plan_transform(tmp_path / "a", target)) == text
 
 

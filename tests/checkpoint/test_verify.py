@@ -109,7 +109,7 @@ def test_a_stale_rank_and_any_other_stray_is_named(folder: Path) -> None:
 def test_a_changed_header_is_named(folder: Path) -> None:
     path = folder / "rank_2" / "model.safetensors"
     path.write_bytes(path.read_bytes().replace(b"layer.mean", b"layer.lean"))
-    assert verify(folder) == [f"{path}: its header is not the one that the manifest was written with"]
+    assert verify(folder) == [f"{path}: its header is not the one that the manifest describes"]
 
 
 def test_an_incomplete_checkpoint_is_one_problem(folder: Path) -> None:

@@ -38,7 +38,7 @@ OUTPUT = "and the model's output is float64 (4, 8, 64)"
 REFUSED: dict[str, tuple[Job, str]] = {
     "mse of class numbers": (
         job_with_loss(loss={"name": "mse"}),
-        f"loss: mse: for 4 samples targets are int64 (4, 8) {OUTPUT}; it compares them number by number: return "
+        f"loss: mse: for 4 samples targets are int64 (4, 8) {OUTPUT}; it compares them element by element: return "
         "targets as float32",
     ),
     "bce of another shape": (
@@ -71,8 +71,8 @@ REFUSED: dict[str, tuple[Job, str]] = {
     ),
     "a loss without a count": (
         job_with_loss(loss=own("Uncounted")),
-        f"loss._target_: {OWN}.Uncounted: it has no method count(target); define one: its result, which must be known "
-        "before the forward, divides the loss",
+        f"loss._target_: {OWN}.Uncounted: it has no method count(target); define one: the loss is divided by its "
+        "result, which must be known before the forward",
     ),
     "another count": (
         job_with_loss(loss=own("Miscounted", step=0.0)),
@@ -167,14 +167,14 @@ def test_a_loss_or_metric_that_does_not_add_up_over_samples_is_refused(
 
 
 UNSTEADY: dict[str, str] = {
-    "HookedNorm": "its gradient over all samples is another one than over two parts of them; a batch is cut into micro "
+    "HookedNorm": "its gradient over all samples differs from that over two parts of them; a batch is cut into micro "
     "batches and over ranks, so the backward of a sample must not depend on the others",
-    "DetachedWeights": "its gradient over all samples is another one than over two parts of them",
+    "DetachedWeights": "its gradient over all samples differs from that over two parts of them",
     "FlipsLabels": "it draws random numbers, and each layout would draw others; draw in the model or the data",
     "OwnTemperature": "it has a tensor that requires a gradient, which would not be trained; move it into the model",
-    "WarmsUp": "it counts its calls (calls), and its sum is another one after more; each layout calls it "
+    "WarmsUp": "it counts its calls (calls), and its sum changes after more of them; each layout calls it "
     "another number of times, and no checkpoint contains the count. Count in a buffer of the model",
-    "WarmsUpElsewhere": "it counts its calls (calls), and its sum is another one after more",
+    "WarmsUpElsewhere": "it counts its calls (calls), and its sum changes after more of them",
     "HardOnly": "its sum over all samples is ",
     "ByPlace": "its sum over all samples is ",
     "Rewrites": "it counts 9, but its count(target) is 10; both must be the same",

@@ -222,8 +222,8 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "no rate": (OURS + "NoRate", "one", "its groups have no numeric lr, which the schedule sets before every step"),
     "its own rate": (OURS + "OwnRate", "one", "it changes the lr of its groups, which the schedule sets before every "
                      "step"),
-    "freezes": (OURS + "Freezes", "one", "it freezes parameters (requires_grad), which shards and a resumed run do not "
-                "know; leave out their update instead, or freeze them in the model"),
+    "freezes": (OURS + "Freezes", "one", "it freezes parameters (requires_grad), but shards and a resumed run would go "
+                "on training them; leave out their update instead, or freeze them in the model"),
     "idle": (OURS + "Idle", "one", "its step() changes no parameter"),
     "noise": (NOISE, "replicas", "it draws random numbers (seen on small tensors), and 2 ranks would draw other "
               "numbers than one process; use one rank"),

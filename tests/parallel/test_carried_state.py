@@ -75,12 +75,12 @@ def test_a_number_that_a_hook_of_a_parameter_changes_in_its_module_is_exact(layo
 
 
 def test_a_number_that_a_hook_of_a_parameter_changes_in_the_root_is_refused_over_stages() -> None:
-    """The hook has the root itself, although another tensor of a copy has the hook."""
+    """The hook refers to the root itself, although another tensor of a copy has the hook."""
     job = own("carried_nets.RootCounts", [6], stages=1, parallel=LAYOUTS["apart"], train__batch_size=8)
     with pytest.raises(RequestError) as refused:
         plan_job(job)
     assert refused.value.problems[0].text == (
-        "gradients changes also when a copy of the model runs: a hook or function has the model itself; "
+        "gradients also changes when a copy of the model runs: a hook or function refers to the model itself; "
         "let it reach the module by its arguments, or use one stage"
     )
 

@@ -74,8 +74,6 @@ def test_inputs_without_one_sequence_are_refused(shapes, text):
     specs = [TensorSpec(shape, "int64") for shape in shapes]
     key = position_mixing.KEY
     assert sequence_chunks.problems(nn.Identity(), specs, 2) == [Problem(key, text, f"{key}=1")]
-        Problem(position_mixing.KEY, text, f"{position_mixing.KEY}=1")
-    ]
 
 
 def test_pieces_of_fewer_positions_than_operators_cut_them_over_ranks_are_refused():

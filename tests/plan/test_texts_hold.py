@@ -249,14 +249,14 @@ def holds_of_reading(s: Said) -> None:
     readers = len(reads) // s.plan.sizes.replicas
     users = sum(any(h.uses for h in pair) for pair in pairs) // s.plan.sizes.replicas
     sends = any(hand.gives for pair in pairs for hand in pair)
-    assert sends == (says("send", status[1]) or (says("for all of", status[1]) and grid["tp"] > 1))
+    assert sends == (says("send", status[1]) or (says("reads for its", status[1]) and grid["tp"] > 1))
     if status[0] == "satisfied":
         assert (users, readers) == (1, 1)
     elif says("one rank of a", status[1]):
         assert readers == 1 < users
     elif says("for itself", status[1]):
         assert readers == users
-    elif says("one rank for all of its tensor-parallel group", status[1]):
+    elif says("one rank reads for its tensor-parallel group", status[1]):
         assert readers == users // grid["tp"]
     else:
         assert readers == users // 2

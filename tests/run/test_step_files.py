@@ -187,8 +187,7 @@ AT_THE_DOOR = {
     ),
     "a head with a flipped bit": (
         ["steps=[transform]", "steps.transform.src=flipped"],
-        "steps.transform.src: flipped/rank_1/model.safetensors: its header is not the one that the manifest was "
-        "written with",
+        "steps.transform.src: flipped/rank_1/model.safetensors: its header is not the one that the manifest describes",
     ),
     "pickles": (
         ["steps=[import]", "steps.import.src=pickled"],

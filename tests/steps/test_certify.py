@@ -231,7 +231,7 @@ def test_a_run_whose_certificate_does_not_hold_ends_with_1_and_names_the_paramet
     monkeypatch.setattr(tied_parameters.Tied, "reduce", lambda self: (real(self), real(self)))
     folder = tmp_path / "run"
     assert main([*TINY, f"run_dir={folder}", "train.steps=1", *CERTIFY, "steps=[certify,train]"]) == 1
-    told = "step 1: the gradient of embed.weight: 1.0e+00 from one process"
+    told = "step 1: the gradient of embed.weight: error 1.0e+00 against one process"
     line = r"error: rank \d: the certificate (does not hold .*); all errors are in (.*)\n"
     found = re.match(line, capfd.readouterr().err)
     assert found
@@ -287,6 +287,7 @@ def test_the_verdict_says_which_error_is_not_relative_to_a_tensors_own_numbers(r
 def test_an_error_that_is_too_large_says_what_it_is_relative_to():
     wrong = Certificate((replace(OWN, error=0.5), replace(ROUNDED, error=0.25, step=2)), 1e-12, "fp64").wrong
     assert [str(f) for f in wrong] == [
-        "step 1: the gradient of w: 5.0e-01 from one process",
-        "step 2: the gradient of b: 2.5e-01 from one process, relative to roundings of the gradient norm (2.2e-04)",
+        "step 1: the gradient of w: error 5.0e-01 against one process",
+        "step 2: the gradient of b: error 2.5e-01 against one process, relative to roundings of the gradient norm "
+        "(2.2e-04)",
     ]

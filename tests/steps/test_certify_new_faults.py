@@ -283,25 +283,26 @@ def norm_without_a_stage(patch: Patch) -> None:
 Fault = tuple[Any, dict[str, Any], dict[str, Any], str]
 ONCE: dict[str, Fault] = {
     "masks of each rank's own": (
-        draws_of_its_own, TWO, of("DropsAttentionInside"), r"step 1: the loss: \S+ from one process \(and",
+        draws_of_its_own, TWO, of("DropsAttentionInside"), r"step 1: the loss: error \S+ against one process \(and",
     ),
     "a constructor that is replayed to other numbers": (
         replayed_by_strides, TWO, of("Factored"),
         r"the weights at step 0 of vh: differs from a plain construction with the same draws$",
     ),
     "a model that nobody puts into training mode": (
-        never_in_training, STAGES, of("HandedOutAsleep"), r"step 1: the loss: \S+ from one process \(and",
+        never_in_training, STAGES, of("HandedOutAsleep"), r"step 1: the loss: error \S+ against one process \(and",
     ),
     "an overridden train() that nobody calls": (
-        never_in_training, STAGES, of("KeepsAsleep"), r"step 1: the loss: \S+ from one process \(and",
+        never_in_training, STAGES, of("KeepsAsleep"), r"step 1: the loss: error \S+ against one process \(and",
     ),
     "statistics of the first rank, which the loss reads": (
         statistics_of_one_rank, TWO, of("Averaged", net_used=True),
-        r"step 1: the statistics of follower\.seen: the loss of a rank reads it, "
+        r"step 1: the statistics of follower\.seen: the loss of each rank reads its own copy, "
         r"but only that of the first rank is kept",
     ),
     "an export that reads back as another model": (
-        exported_as_another, STAGES, of("Net"), r"step 3: what was exported of b\.weight: \S+ from one process$",
+        exported_as_another, STAGES, of("Net"),
+        r"step 3: what was exported of b\.weight: error \S+ against one process$",
     ),
     "a reference whose ties are lost": (
         reference_untied, STAGES, of("Tied"),
@@ -309,56 +310,69 @@ ONCE: dict[str, Fault] = {
     ),
 }  # fmt: skip
 NEW: dict[str, Fault] = {
-    "gradients that are not clipped": (not_clipped, TWO, of("Net"), r"step 2: the gradient of \S+: \S+ from one"),
+    "gradients that are not clipped": (
+        not_clipped, TWO, of("Net"),
+        r"step 2: the gradient of \S+: error \S+ against one",
+    ),
     "momentum of another weight after a load": (
-        states_swapped, TWO, of("Tall", **MOMENTUM), r"step 4: the weights after the update of \S+: \S+ from one",
+        states_swapped, TWO, of("Tall", **MOMENTUM),
+        r"step 4: the weights after the update of \S+: error \S+ against one",
     ),
     "buffers that a load leaves out": (
-        buffers_not_loaded, TWO, of("Normed"), r"step 3: what was loaded of norm\.running_mean: \S+ from one process",
+        buffers_not_loaded, TWO, of("Normed"),
+        r"step 3: what was loaded of norm\.running_mean: error \S+ against one process",
     ),
     "copies of a tie that never hear of each other": (
         tie_without_gradient, STAGES, {"model__layers": 2}, r"step 1: the gradient of embed\.weight: copies differ on",
     ),
     "gradients of replicas averaged twice": (
-        mean_for_sum, REPLICAS, of("Net"), r"step 1: the gradient of \S+: 5\.0e-01 from one process",
+        mean_for_sum, REPLICAS, of("Net"), r"step 1: the gradient of \S+: error 5\.0e-01 against one process",
     ),
     "evaluation mode that a validation leaves behind": (
-        asleep_after_a_validation, TWO, of("Normed"), r"step 4: the loss: \S+ from one process",
+        asleep_after_a_validation, TWO, of("Normed"), r"step 4: the loss: error \S+ against one process",
     ),
-    "gradients that are never cleared": (gradients_kept, TWO, of("Net"), r"step 2: the gradient of \S+: \S+ from one"),
-    "a sample that is read twice": (last_sample_left_out, TWO, of("Net"), r"step 1: the loss: \S+ from one process"),
+    "gradients that are never cleared": (
+        gradients_kept, TWO, of("Net"),
+        r"step 2: the gradient of \S+: error \S+ against one",
+    ),
+    "a sample that is read twice": (
+        last_sample_left_out, TWO, of("Net"),
+        r"step 1: the loss: error \S+ against one process",
+    ),
     "gradients that are sent in fewer bits": (
-        sent_in_fewer_bits, REPLICAS, of("Net"), r"step 1: the gradient of \S+: \d\.\de-0[789] from one process",
+        sent_in_fewer_bits, REPLICAS, of("Net"),
+        r"step 1: the gradient of \S+: error \d\.\de-0[789] against one process",
     ),
-    "a mean of means": (mean_of_means, TWO, of("Net", **IGNORING), r"step 1: the loss: \S+ from one process"),
+    "a mean of means": (mean_of_means, TWO, of("Net", **IGNORING), r"step 1: the loss: error \S+ against one process"),
     "a stage that gets no gradient": (
         cut_from_its_past, STAGES, of("Net"), r"step 1: the gradient of a\.\S+: is missing \(and",
     ),
     "a bias that the optimizer does not know": (
-        bias_not_trained, TWO, of("Net"), r"step 1: the weights after the update of a\.bias: \S+ from one process",
+        bias_not_trained, TWO, of("Net"),
+        r"step 1: the weights after the update of a\.bias: error \S+ against one process",
     ),
     "shards in another order": (
         shards_of_the_next_rank, SHARDED, of("Net"),
         r"the weights at step 0 of a\.weight: differs from a plain construction with the same draws",
     ),
-    "targets of other samples": (rows_reversed, TWO, of("Net"), r"step 1: the loss: \S+ from one process"),
+    "targets of other samples": (rows_reversed, TWO, of("Net"), r"step 1: the loss: error \S+ against one process"),
     "an average that a validation leaves in the model": (
         average_left_in_place, TWO, of("Net", train__ema={"decay": 0.75, "every": 1}),
-        r"step 4: the loss: \S+ from one process",
+        r"step 4: the loss: error \S+ against one process",
     ),
     "the order of the first epoch in the second": (
         every_epoch_alike, TWO, of("Net"),
         r"step 5: the samples of the next batch of rank 0 in the next epoch: rank 0 would read other samples",
     ),
     "a norm without a stage": (
-        norm_without_a_stage, STAGES, of("Net"), r"step 1: the global gradient norm: \S+ from one process",
+        norm_without_a_stage, STAGES, of("Net"), r"step 1: the global gradient norm: error \S+ against one process",
     ),
     "a learning rate one step early after a load": (
         early_after_a_load, TWO, of("Net", schedule={"name": "linear", "warmup_steps": 0}),
         r"step 4: the learning rate: \S+ from one process",
     ),
     "a checkpoint of fewer bits": (
-        rounded_at_a_save, SHARDED, of("Net"), r"step 3: what was loaded of \S+: \d\.\de-03 from one process",
+        rounded_at_a_save, SHARDED, of("Net"), r"step 3: what was loaded of \S+: error \d\.\de-03 against one process",
     ),
 }  # fmt: skip
 

@@ -243,16 +243,16 @@ def of_another_rank(patch: Patch) -> None:
 
 MUTATIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "pipeline gradients scaled by the number of micro batches": (
-        scaled, ALL, r"step 1: the gradient of \S+: 1\.0e\+00 from one process \(and",
+        scaled, ALL, r"step 1: the gradient of \S+: error 1\.0e\+00 against one process \(and",
     ),
     "a norm that counts every replica": (
-        counted_per_replica, ALL, r"step 1: the global gradient norm: 4\.1e-01 from one process \(and",
+        counted_per_replica, ALL, r"step 1: the global gradient norm: error 4\.1e-01 against one process \(and",
     ),
     "replicas initialized differently": (
         initialized_differently, ALL, r"the weights at step 0 of embed\.weight: copies differ on ranks 0 and 2 \(and",
     ),
     "a tied gradient added twice": (
-        added_twice, ALL, r"step 1: the gradient of embed\.weight: 1\.0e\+00 from one process \(and",
+        added_twice, ALL, r"step 1: the gradient of embed\.weight: error 1\.0e\+00 against one process \(and",
     ),
     "a bucket that skips its last parameter": (
         last_skipped, REPLICAS, r"step 1: the gradient of layers\.1\.mlp\.down\.weight: copies differ on ranks 0 and 1",
@@ -301,40 +301,42 @@ LATE: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
         r"step 2: the gradient of embed\.weight: copies differ on ranks 0 and 1 \(and",
     ),
     "a norm that counts tied weights twice": (
-        tied_counted_twice, STAGES, LAYERS, r"step 1: the global gradient norm: \S+ from one process \(and",
+        tied_counted_twice, STAGES, LAYERS, r"step 1: the global gradient norm: error \S+ against one process \(and",
     ),
     "a second tied copy that is stale after a load": (
         second_copy_stale, TIED, {"model__layers": 4},
         r"step 3: what was loaded of embed\.weight: copies differ on ranks 0 and 0 \(and",
     ),
     "optimizer state that is lost at a load": (
-        optimizer_lost, SHARDED, of("Net"), r"step 4: the weights after the update of \S+: \S+ from one process \(and",
+        optimizer_lost, SHARDED, of("Net"),
+        r"step 4: the weights after the update of \S+: error \S+ against one process \(and",
     ),
     "a step that is lost at a load": (
         step_lost, SHARDED, of("Net"),
         r"step 4: the loss: \S+ from|step 4: the samples of the next batch of rank 0: rank 0 would read other samples",
     ),
     "a learning rate one step late": (
-        one_late, TWO, of("Net"), r"step 2: the learning rate: 5\.0e-01 from one process \(and",
+        one_late, TWO, of("Net"), r"step 2: the learning rate: error 5\.0e-01 against one process \(and",
     ),
     "a learning rate one step early": (
-        one_early, TWO, of("Net"), r"step 1: the learning rate: 1\.0e\+00 from one process \(and",
+        one_early, TWO, of("Net"), r"step 1: the learning rate: error 1\.0e\+00 against one process \(and",
     ),
     "a learning rate that is never set": (
-        never_set, TWO, of("Net"), r"step 1: the weights after the update of a\.weight: \S+ from one process \(and",
+        never_set, TWO, of("Net"),
+        r"step 1: the weights after the update of a\.weight: error \S+ against one process \(and",
     ),
     "validation that counts padding": (
-        padding_counted, TWO, of("Net"), r"step 4: the validation loss: \S+ from one process$",
+        padding_counted, TWO, of("Net"), r"step 4: the validation loss: error \S+ against one process$",
     ),
     "validation in training mode": (
         evaluated_in_training_mode, TWO, of("Normed"),
-        r"step 4: the buffer of norm\.running_mean: \S+ from one process \(and",
+        r"step 4: the buffer of norm\.running_mean: error \S+ against one process \(and",
     ),
     "samples in the order of the file": (
-        in_order, TWO, of("Net"), r"step 1: the loss: \S+ from one process \(and",
+        in_order, TWO, of("Net"), r"step 1: the loss: error \S+ against one process \(and",
     ),
     "samples of the next rank": (
-        ranks_swapped, TWO, of("Normed"), r"step 1: the loss: \S+ from one process \(and",
+        ranks_swapped, TWO, of("Normed"), r"step 1: the loss: error \S+ against one process \(and",
     ),
     "a standard deviation that is lost": (
         made("embed.weight", lambda t: t / t.std()), STAGES, LAYERS,
@@ -357,20 +359,22 @@ LATE: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
         gradients_of_idle_experts_mixed, TWO, of("Routed"), r"step \d: the gradient of experts\.each\.\d\.\S+: ",
     ),
     "weight decay on biases": (
-        everything_decays, TWO, of("Net"), r"step 1: the weights after the update of \S+: \S+ from one process \(and",
+        everything_decays, TWO, of("Net"),
+        r"step 1: the weights after the update of \S+: error \S+ against one process \(and",
     ),
     "rates of groups that are lost": (
         rates_of_groups_lost, TWO, of("Net", optim={"name": "lion", "groups": {"a.*": {"lr": 0.25}}}),
-        r"step 1: the weights after the update of a\.\S+: \S+ from one process \(and",
+        r"step 1: the weights after the update of a\.\S+: error \S+ against one process \(and",
     ),
     "a moving average that follows a step late": (
-        average_a_step_late, TWO, of("Net", **EMA), r"step 1: the moving average of \S+: \S+ from one process \(and",
+        average_a_step_late, TWO, of("Net", **EMA),
+        r"step 1: the moving average of \S+: error \S+ against one process \(and",
     ),
     "a moving average that is not put in place": (
         average_of_gathered_weights_lost, SHARDED, of("Net", **EMA), r"step 4: the validation loss of the mov",
     ),
     "a moving average that a checkpoint loses": (
-        average_not_loaded, TWO, of("Net", **EMA), r"step 4: the moving average of \S+: \S+ from one process",
+        average_not_loaded, TWO, of("Net", **EMA), r"step 4: the moving average of \S+: error \S+ against one process",
     ),
     "statistics of another rank": (
         of_another_rank, TWO, of("Normed"), r"step 1: the buffer of norm\.running_mean: copies differ on ranks 0 and 1",
@@ -388,7 +392,7 @@ def test_a_bug_that_needs_an_independent_reference_is_caught(monkeypatch: Patch,
 
 
 OWN: dict[str, tuple[Any, str, str]] = {
-    "autocast that is lost": (autocast_lost, "fp32", r"step 1: the loss: \S+ from one process \(and"),
+    "autocast that is lost": (autocast_lost, "fp32", r"step 1: the loss: error \S+ against one process \(and"),
     "a loss scale that is not taken back": (scale_not_taken_back, "fp16", r"step 1: the gradient of \S+: 1\.0e\+03"),
 }
 

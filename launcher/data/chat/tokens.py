@@ -41,7 +41,7 @@ FIT = "data.too_long=cut truncates them, skip leaves them out"
 
 
 def sample_takes(seq_len: int) -> str:
-    """The part of a message that says how many tokens a sample has at most."""
+    """Returns the part of a message that says how many tokens a sample has at most."""
     return f"a sample takes at most {seq_len + 1} (data.seq_len={seq_len}, and one for the last target)"
 
 

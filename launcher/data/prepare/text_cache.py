@@ -43,12 +43,12 @@ class TextTokens:
 
 
 def makes_tokens(data: object) -> TypeGuard[Text | Chat]:
-    """Returns true if the tokens of this data set are cached."""
+    """Returns true for a data set whose tokens a run caches."""
     return isinstance(data, Chat) or (isinstance(data, Text) and data.tokenizer != "bytes")
 
 
 def with_cache(job: Job) -> Job:
-    """Returns ``job`` with ``data.cache`` set, if its tokens are cached and ``data.cache`` is null.
+    """Returns ``job`` with ``data.cache`` set, if the run caches tokens and ``data.cache`` is null.
 
     The cache is next to the runs, or in the run's folder if the folder that contains it is not writable.
     """

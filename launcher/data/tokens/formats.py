@@ -191,7 +191,7 @@ def window(file: TokenFile, start: int, stop: int, vocab_size: int) -> NDArray[A
         wrong |= tokens < 0
     if wrong.any():
         k = int(wrong.argmax())
-        text = f"token {start + k} is {tokens[k]}, which is not from 0 to {vocab_size - 1}"
+        text = f"token {start + k} is {tokens[k]}, which is not between 0 and {vocab_size - 1}"
         raise RunError(f"{file.path}: {text}: data.vocab_size is {vocab_size}")
     return tokens
 
@@ -232,7 +232,7 @@ class TokenWriter:
         """Tokens take two bytes if ``vocab_size`` is at most 65536, otherwise four. Raises ``ValueError``."""
         self.itemsize = 2 if vocab_size <= 1 << 16 else 4
         if not 1 <= vocab_size <= 256**self.itemsize:
-            raise ValueError(f"vocab_size={vocab_size} is not from 1 to {256**4}")
+            raise ValueError(f"vocab_size={vocab_size} is not between 1 and {256**4}")
         if end_of_document is not None and not 0 <= end_of_document < vocab_size:
             raise ValueError(f"end_of_document={end_of_document} is not below vocab_size={vocab_size}")
         self.path, self.vocab_size, self.end_of_document = path, vocab_size, end_of_document
@@ -255,7 +255,7 @@ class TokenWriter:
         if wrong.any():
             k = int(wrong.argmax())
             text = f"token {self.tokens + k} is {array[k]}"
-            raise ValueError(f"{self.path}: {text}, which is not from 0 to {self.vocab_size - 1}")
+            raise ValueError(f"{self.path}: {text}, which is not between 0 and {self.vocab_size - 1}")
 
         dtype = np.dtype(DTYPES[self.itemsize]).newbyteorder("<")
         for at in range(0, len(array), WRITE_CHUNK):

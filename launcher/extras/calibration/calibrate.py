@@ -34,7 +34,7 @@ def plan_problems(step: Calibrate, at: FileChecks, plan: Plan) -> list[Problem]:
 
 
 def copies(step: Calibrate, job: Job, plan: Plan) -> tuple[tuple[Copy, Plan], ...]:
-    """Small models to train, which show the overheads of a step."""
+    """Returns small models to train, which show the overheads of a step."""
     from launcher.planner.plan_job import plan_job
 
     return tuple((copy, plan_job(copy.job)) for copy in tiny_models(job, plan.sizes.grid.size))

@@ -35,7 +35,7 @@ Link = Literal["inside", "between"]
 
 
 def timed_messages(world: World, device: torch.device, cores: int | None) -> Iterator[TimedWork]:
-    """Samples of all links; ``cores``: those of a node, if ranks have no devices.
+    """Yields samples of all links; ``cores``: those of a node, if ranks have no devices.
 
     All ranks must iterate, because groups are created on the way. On CPU cores each collective follows a
     computation, as in a step: the collective's threads are asleep then, and its tensors not in the caches.
@@ -60,7 +60,7 @@ def timed_messages(world: World, device: torch.device, cores: int | None) -> Ite
 
 
 def groups(world: World) -> list[tuple[Link, tuple[int, ...]]]:
-    """Groups of the first ranks of the first node, and of the first rank of each node.
+    """Returns groups of the first ranks of the first node, and of the first rank of each node.
 
     >>> [ranks for _, ranks in groups(World(0, 8, 0, 4, 0, "cpu", "gloo"))]
     [(0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 4)]
@@ -86,13 +86,13 @@ def _pairs(world: World) -> Iterator[tuple[Link, tuple[int, int]]]:
 
 
 def _nothing() -> None:
-    """The work of ranks outside a group."""
+    """Does nothing: the work of ranks outside a group."""
 
 
 def _collective(
     kind: str, nbytes: int, ranks: int, group: dist.ProcessGroup | None, device: torch.device
 ) -> Callable[[], object]:
-    """A collective, with the copies into and out of one flat tensor, as for gradients and weights."""
+    """Returns a collective, with the copies into and out of one flat tensor, as for gradients and weights."""
     count = nbytes // 4 // (ranks * PARTS) * ranks * PARTS
     full = list(torch.zeros(count, device=device).chunk(PARTS))
     own = list(torch.zeros(count // ranks, device=device).chunk(PARTS))
@@ -121,7 +121,7 @@ def _out(flat: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
 
 
 def _message(nbytes: int, pair: tuple[int, int], rank: int, device: torch.device) -> Callable[[], object]:
-    """A message to the other rank and one back."""
+    """Returns a message to the other rank and one back."""
     if rank not in pair:
         return _nothing
     t = torch.zeros(nbytes // 4, device=device)
@@ -138,15 +138,15 @@ def _message(nbytes: int, pair: tuple[int, int], rank: int, device: torch.device
 
 
 def _product(device: torch.device, by: int) -> Callable[[], object]:
-    """Two matrix products; ``by``: the divisor of their sides, as returned by ``divisor``."""
+    """Returns two matrix products; ``by``: the divisor of their sides, as returned by ``divisor``."""
     side = torch.randn((512 if device.type == "cpu" else 8192) // by, 1024 // by, device=device)
     return lambda: side @ side.t() @ side
 
 
 def _overlap(world: World, cores: int | None, device: torch.device, by: int) -> Iterator[TimedWork]:
-    """For ranks with a core each: a product, a shorter all-reduce, both at once, and one after the other.
+    """Yields a product, a shorter all-reduce, both at once, and one after the other.
 
-    ``by`` as in ``_product``.
+    They are for ranks with a core each. ``by`` as in ``_product``.
     """
     count = min(world.local_size, cores or world.local_size)
     group = dist.new_group(list(range(max(2, count))))

@@ -35,7 +35,7 @@ ROOMY = 16 << 30
 
 
 def divisor(memory: int) -> int:
-    """The divisor of the sides of samples on a device with ``memory`` bytes: a power of two.
+    """Returns the divisor of the sides of samples on a device with ``memory`` bytes: a power of two.
 
     >>> [divisor(gb << 30) for gb in (80, 16, 15, 4, 3)]
     [1, 1, 2, 2, 4]
@@ -77,7 +77,10 @@ def prepared(sample: TimedWork, device: torch.device) -> TimedWork:
 
 
 def _timed(sample: TimedWork, device: torch.device) -> tuple[float, float]:
-    """Seconds of all repetitions, and this thread's CPU seconds in them; NaN on ranks that are not in it."""
+    """Returns the seconds of all repetitions, and this thread's CPU seconds in them.
+
+    Both are NaN on ranks that are not in it.
+    """
     if not sample.in_it:
         return math.nan, math.nan
     if sample.before is not None:
@@ -89,7 +92,7 @@ def _timed(sample: TimedWork, device: torch.device) -> tuple[float, float]:
 
 
 def _after(before: Callable[[], object], work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of ``work``, without ``before``."""
+    """Returns the seconds of ``work``, without ``before``."""
     before()
     return _clocked(work, device)[0]
 
@@ -153,7 +156,7 @@ LONG = 0.05
 
 
 def sizes_on(device: torch.device) -> WorkSizes:
-    """The sizes for the CPU, or those that fit in the memory of the device."""
+    """Returns the sizes for the CPU, or those that fit in the memory of the device."""
     if device.type == "cpu":
         return CPU
     by = divisor(total_memory(device))
@@ -161,7 +164,7 @@ def sizes_on(device: torch.device) -> WorkSizes:
 
 
 def timed_kernels(device: torch.device, in_it: bool, first: bool) -> Iterator[TimedWork]:
-    """``in_it``: this rank has its own core; ``first``: it is the rank that is also timed alone."""
+    """Yields the timed kernels. ``in_it``: this rank has its own core; ``first``: it is also timed alone."""
     sizes = sizes_on(device)
     rows, width = sizes.rows, sizes.width
     for m, n, k in (
@@ -188,7 +191,7 @@ def timed_kernels(device: torch.device, in_it: bool, first: bool) -> Iterator[Ti
 
 
 def _product(precision: str, m: int, n: int, k: int, *, device: torch.device, in_it: bool) -> TimedWork:
-    """The products of a linear layer: its forward, and the gradients of both factors."""
+    """Returns the products of a linear layer: its forward, and the gradients of both factors."""
     dtype = DTYPES[precision]
     x, weight, grad = (torch.randn(s, device=device).to(dtype) for s in ((m, k), (n, k), (m, n)))
 
@@ -202,7 +205,7 @@ def _product(precision: str, m: int, n: int, k: int, *, device: torch.device, in
 
 
 def _block(rows: int, width: int, others: Callable[[], object]) -> Callable[[], object]:
-    """The products of a block, then its ``others``."""
+    """Returns the products of a block, then its ``others``."""
     x, weight = torch.randn(rows, width), torch.randn(11 * width // 4, width)
 
     def work() -> None:
@@ -230,7 +233,7 @@ Made = Callable[[torch.device], Callable[[], object]]
 
 
 def _others(rows: int, width: int) -> Made:
-    """The work of a block besides products and attention, forward and backward."""
+    """Returns the work of a block besides products and attention, forward and backward."""
 
     def made(device: torch.device) -> Callable[[], object]:
         norms = nn.ModuleList(nn.RMSNorm(width, device=device) for _ in range(2))
@@ -261,7 +264,7 @@ def _rotated(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
 
 
 def _tiny() -> Made:
-    """Blocks of a few values, forward and backward: their time is launch time."""
+    """Returns blocks of a few values, forward and backward: their time is launch time."""
 
     def made(device: torch.device) -> Callable[[], object]:
         norm = nn.RMSNorm(TINY, device=device)
@@ -282,7 +285,7 @@ def _tiny() -> Made:
 
 
 def _counted(made: Made) -> Operations:
-    """The operations, counted as the planner does."""
+    """Returns the operations, counted as the planner does."""
     work = made(torch.device("meta"))
     with _Counting() as seen:
         work()

@@ -205,11 +205,11 @@ GROUPS = ("kernels", "overheads")
 TOGETHER = ("tflops", "links.inside", "links.between")
 HOW = {
     "tflops": "the fastest products",
-    "efficiency": "fitted to products of several sides",
+    "efficiency": "fitted to products of several sizes",
     "memory_gb_per_s": "a large copy, or other kernels if they are faster",
     "links.inside": "collectives; a message",
     "links.between": "the same, between nodes",
-    "kernels.small": "fitted to products of several sides",
+    "kernels.small": "fitted to products of several sizes",
     "kernels.attention": "causal attention, forward and backward",
     "kernels.memory": "norms, activations, rotations, sums and a loss",
     "kernels.launch_us": "a block of tiny tensors, by its kernels",

@@ -50,9 +50,10 @@ class CalibrationSettings:
 def calibrated(
     world: World, settings: CalibrationSettings, trainings: Sequence[TimedWork], trained: Works
 ) -> str:
-    """Every rank calls it; returns the report. Raises ``RunError`` on all ranks if the spread is too large.
+    """Writes the cluster file and returns the report. Raises ``RunError`` if the spread is too large.
 
-    ``trainings`` are timed together with the other samples; ``trained`` describes their work.
+    Every rank calls it, and all of them raise the error. ``trainings`` are timed together with the other
+    samples; ``trained`` describes their work.
     """
     machine = machine_of(world, trained, settings.to.stem)
     rounds = measured(world, settings.seconds, [*samples(world, machine), *trainings])
@@ -69,7 +70,7 @@ def calibrated(
 
 
 def samples(world: World, machine: MeasuredMachine) -> list[TimedWork]:
-    """The samples besides trainings; all ranks call it."""
+    """Returns the samples besides trainings; all ranks call it."""
     device = torch.device(world.device)
     own = machine.cores is None or world.local_rank < machine.cores
     return [
@@ -79,7 +80,7 @@ def samples(world: World, machine: MeasuredMachine) -> list[TimedWork]:
 
 
 def measured(world: World, seconds: float, samples: Sequence[TimedWork]) -> list[Round]:
-    """Rounds until the time is over, the same number on every rank."""
+    """Times rounds until ``seconds`` are over; every rank times the same number of rounds."""
     device = torch.device(world.device)
     ready = [prepared(s, device) for s in samples]
     ends = time.monotonic() + seconds
@@ -93,7 +94,7 @@ def measured(world: World, seconds: float, samples: Sequence[TimedWork]) -> list
 
 
 def machine_of(world: World, trained: Works, name: str) -> MeasuredMachine:
-    """The machine that the ranks run on."""
+    """Returns the machine that the ranks run on."""
     on_cpu = torch.device(world.device).type == "cpu"
     cores = max(1, len(os.sched_getaffinity(0)) // torch.get_num_threads()) if on_cpu else None
     if on_cpu:
@@ -121,7 +122,7 @@ def _heads(world: World, device: torch.device, rounds: int) -> Iterator[str]:
 
 
 def _processor() -> str:
-    """The name of the processor, if Linux reports one."""
+    """Returns the name of the processor, if Linux reports one."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

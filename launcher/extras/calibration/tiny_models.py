@@ -16,7 +16,7 @@ VOCABULARY, LENGTH = 64, 16
 
 
 def tiny_models(job: Job, ranks: int) -> tuple[Copy, Copy]:
-    """A copy of the job on ``ranks`` replicas, and one on ``ranks`` stages."""
+    """Returns a copy of the job on ``ranks`` replicas, and one on ``ranks`` stages."""
     model = LanguageModel(name="lm", vocab_size=VOCABULARY, dim=32, layers=ranks, heads=2, tied=False)
     replicas, stages = Parallel(), Parallel(pipeline=Pipeline(stages=ranks, micro_batch_num=2 * ranks))
     update: dict[str, Any] = {

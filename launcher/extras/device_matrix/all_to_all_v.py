@@ -64,7 +64,10 @@ class ExchangedPiece:
 
 
 def received(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...]) -> int:
-    """The largest number of elements of ``dst`` that a rank lacks: a lower bound for all redistributions."""
+    """Returns the largest number of elements of ``dst`` that a rank lacks.
+
+    This is a lower bound for all redistributions.
+    """
     pair = on_common_mesh(src, dst)
     if pair is not None:
         return lacking(shape, pair[0].matrix, pair[0].dims, pair[1].dims)
@@ -208,7 +211,10 @@ def _without(layout: TensorLayout, axes: set[int]) -> TensorLayout:
 
 @lru_cache(maxsize=1 << 12)
 def rows_over(matrix: tuple[int, ...], axes: tuple[int, ...]) -> Rows:
-    """The rows of ranks that differ on ``axes`` only, ascending; one row for each place on the other axes."""
+    """Returns the rows of ranks that differ on ``axes`` only, ascending.
+
+    There is one row for each place on the other axes.
+    """
     return _rows_over(matrix, axes)
 
 

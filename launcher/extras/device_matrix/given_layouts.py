@@ -125,7 +125,7 @@ def _refined(layout: TensorLayout) -> Iterator[TensorLayout]:
 
 
 def _orders(n: int) -> list[tuple[int, ...]]:
-    """All orders of the prime factors of ``n``."""
+    """Returns all orders of the prime factors of ``n``."""
     return [(p, *rest) for p in sorted({*primes(n)}) for rest in _orders(n // p)] or [()]
 
 
@@ -163,7 +163,7 @@ def followed(
 
 
 def _dividing(layout: TensorLayout, axes: Mapping[str, tuple[int, ...]], size: int) -> tuple[int, ...]:
-    """The unused axes whose slices together divide ``size``."""
+    """Returns the unused axes whose slices together divide ``size``."""
     taken = {a for cut in axes.values() for a in cut}
     out: list[int] = []
     for a in range(len(layout.matrix)):
@@ -175,7 +175,10 @@ def _dividing(layout: TensorLayout, axes: Mapping[str, tuple[int, ...]], size: i
 def operand_layouts(
     graph: OpGraph, rules: Sequence[OpRule | None], written: Sequence[Written]
 ) -> dict[int, TensorLayout]:
-    """The layouts in which operators with written strategies take values; the first one of each value."""
+    """Returns the layouts in which operators with written strategies take values.
+
+    If a value is taken in several layouts, the first one counts.
+    """
     out: dict[int, TensorLayout] = {}
     for w in written:
         rule = rules[w.node]
@@ -273,7 +276,7 @@ def _target(strategy: Any, place: int, ranks: int) -> list[Problem]:
 
 
 def _cure(strategy: Any, place: int, shape: tuple[int, ...], ranks: int) -> str:
-    """The override with the most slices that fit; "" if these cut nothing, or for named axes."""
+    """Returns the override with the most slices that fit; "" if these cut nothing, or for named axes."""
     if isinstance(strategy, Mapping):
         return ""
     nearest = tuple(nearest_slices(strategy[place], shape, ranks))

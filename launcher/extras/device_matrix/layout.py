@@ -29,7 +29,7 @@ class TensorLayout:
 
     @classmethod
     def replicated(cls, dims: int, ranks: int) -> TensorLayout:
-        """The layout of a tensor that every rank has in full."""
+        """Returns the layout of a tensor that every rank has in full."""
         return cls((ranks,), ((),) * dims)
 
     @property
@@ -48,7 +48,7 @@ class TensorLayout:
         return tuple(a for a in range(len(self.matrix)) if a not in used and a not in self.partial)
 
     def summed(self) -> TensorLayout:
-        """The layout after the terms are summed, with the sum on each rank that had a term."""
+        """Returns the layout after the terms are summed, with the sum on each rank that had a term."""
         return TensorLayout(self.matrix, self.dims) if self.partial else self
 
     def divides(self, shape: tuple[int, ...]) -> bool:
@@ -58,11 +58,11 @@ class TensorLayout:
         )
 
     def local_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of a rank's part of a tensor of ``shape``."""
+        """Returns the shape of a rank's part of a tensor of ``shape``."""
         return tuple(n // k for n, k in zip(shape, self.slices, strict=True))
 
     def coords(self, rank: int) -> tuple[int, ...]:
-        """The coordinate of a rank of the stage (0-based) on each axis."""
+        """Returns the coordinate of a rank of the stage (0-based) on each axis."""
         out = []
         for n in reversed(self.matrix):
             rank, at = divmod(rank, n)
@@ -70,14 +70,14 @@ class TensorLayout:
         return tuple(reversed(out))
 
     def part(self, axes: tuple[int, ...], rank: int) -> int:
-        """The index of the part of ``rank`` among those that ``axes`` cut, outermost first."""
+        """Returns the index of the part of ``rank`` among those that ``axes`` cut, outermost first."""
         at, index = self.coords(rank), 0
         for a in axes:
             index = index * self.matrix[a] + at[a]
         return index
 
     def box(self, shape: tuple[int, ...], rank: int) -> Box:
-        """The part of a tensor of ``shape`` that ``rank`` has."""
+        """Returns the part of a tensor of ``shape`` that ``rank`` has."""
         sizes = self.local_shape(shape)
         parts = [self.part(axes, rank) for axes in self.dims]
         low = tuple(p * n for p, n in zip(parts, sizes, strict=True))
@@ -134,7 +134,7 @@ def _beside(layout: TensorLayout, a: int, b: int) -> bool:
 
 
 def primes(n: int) -> list[int]:
-    """The prime factors of ``n``, ascending.
+    """Returns the prime factors of ``n``, ascending.
 
     >>> primes(12)
     [2, 2, 3]

@@ -88,14 +88,14 @@ def _placed(p: Placed, made: Plan, sharding: Sharding) -> Placed:
 
 
 def _crossings(crossings: tuple[BoundaryTensor, ...], stage: StageSharding) -> Iterator[BoundaryTensor]:
-    """The shards of each boundary tensor that a rank sends."""
+    """Yields the shards of each boundary tensor that a rank sends."""
     parts = iter(stage.gives)
     for c in crossings:
         yield c.with_sent([next(parts) for _ in c.specs])
 
 
 def shard_operators(resolved: Resolved, made: Plan, model: ModelRead, specs: Sequence[TensorSpec]) -> Plan:
-    """The plan ``made`` with the strategies of the request; ``model`` is the full model on meta.
+    """Returns the plan ``made`` with the strategies of the request; ``model`` is the full model on meta.
 
     Raises ``RequestError``.
     """
@@ -116,7 +116,7 @@ def shard_operators(resolved: Resolved, made: Plan, model: ModelRead, specs: Seq
 
 
 def _known(job: Job, made: Plan, model: ModelRead) -> KnownParams | None:
-    """The layouts that a file prescribes for parameters."""
+    """Returns the layouts that a file prescribes for parameters."""
     file = laid_out(job, model.skeleton, made.sizes.grid.size)
     if file is None:
         return None
@@ -128,7 +128,7 @@ def _known(job: Job, made: Plan, model: ModelRead) -> KnownParams | None:
 
 
 def _measured(made: Plan, sharding: Sharding, class_dim: int | None) -> list[StageBytes]:
-    """The bytes that each virtual stage keeps while it trains."""
+    """Returns the bytes that each virtual stage keeps while it trains."""
     from launcher.extras.device_matrix.run.measure_stage import measure_stages
 
     loss = _loss(sharding.stages[-1], class_dim)
@@ -137,7 +137,7 @@ def _measured(made: Plan, sharding: Sharding, class_dim: int | None) -> list[Sta
 
 
 def _loss(stage: StageSharding, class_dim: int | None) -> Callable[[Tensor], Tensor]:
-    """The loss of a rank's part of the output, on meta tensors."""
+    """Returns the loss of a rank's part of the output, on meta tensors."""
     import torch
 
     from launcher.objective.losses import cross_entropy
@@ -158,7 +158,7 @@ def _loss(stage: StageSharding, class_dim: int | None) -> Callable[[Tensor], Ten
 
 
 def _terms(job: Job, made: Plan) -> Terms:
-    """The conditions for a search of strategies: how this job trains."""
+    """Returns the conditions for a search of strategies: how this job trains."""
     hsdp, gb = job.parallel.hsdp, job.cluster.memory_gb
     costs = CostModel(
         state_bytes=StateSize.from_job(job).of_matrix * ITEMSIZE[DTYPE[job.train.precision]],
@@ -175,7 +175,7 @@ def _terms(job: Job, made: Plan) -> Terms:
 
 
 def _class_dim(job: Job, made: Plan) -> int | None:
-    """The output's dim of classes, if the loss is one of classes and accepts shards of them."""
+    """Returns the output's dim of classes, if the loss is one of classes and accepts shards of them."""
     from launcher.data.spec import target_spec
 
     if not made.objective.classes or made.objective.needs_full_output:
@@ -201,7 +201,10 @@ def _named(graphs: StageGraphs, made: Plan) -> StageGraphs:
 
 
 def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec], ours: bool) -> list[StageGraphs]:
-    """The graphs of each virtual stage; ``ours``: a model of this package, whose equal stages share one."""
+    """Returns the graphs of each virtual stage.
+
+    ``ours``: a model of this package, whose equal stages share one.
+    """
     from launcher.extras.device_matrix.run.record_equal_modules import StageCode, renamed
     from launcher.parallel.model_state.deep_copy import copied
     from launcher.parallel.stages import split, stage_graph, traced
@@ -230,7 +233,7 @@ def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec], ours: boo
 
 
 def _stage_inputs(made: Plan, index: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
-    """The inputs of a stage, on meta."""
+    """Returns the inputs of a stage, on meta."""
     from launcher.parallel.trace.model_facts import meta
 
     if not index:

@@ -107,9 +107,9 @@ class OpGraph:
     changes: tuple[tuple[str, int], ...] = ()
 
     def shapes(self, node: OpNode) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the tensors that it takes."""
+        """Returns the shapes of the tensors that it takes."""
         return tuple(self.values[v].shape for v in node.ins)
 
     def makes(self, node: OpNode) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the tensors that it makes."""
+        """Returns the shapes of the tensors that it makes."""
         return tuple(self.values[v].shape for v in node.outs)

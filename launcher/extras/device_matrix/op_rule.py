@@ -68,21 +68,21 @@ class OpStrategy:
         return tuple(sorted(a for _, axes in self.axes for a in axes))
 
     def cut(self, letters: Letters) -> TensorLayout:
-        """The layout of a tensor with these letters."""
+        """Returns the layout of a tensor with these letters."""
         return TensorLayout(self.matrix, tuple(self.of.get(letter, ()) for letter in letters))
 
     def takes(self, rule: OpRule, place: int) -> TensorLayout:
-        """The layout in which the operator takes input ``place``."""
+        """Returns the layout in which the operator takes input ``place``."""
         return self.cut(rule.ins[place])
 
     def makes(self, rule: OpRule, place: int) -> TensorLayout:
-        """The layout of output ``place``, partial over the axes of letters that are summed over."""
+        """Returns the layout of output ``place``, partial over the axes of letters that are summed over."""
         out = self.cut(rule.outs[place])
         terms = tuple(sorted(a for letter in rule.sums for a in self.of.get(letter, ())))
         return TensorLayout(out.matrix, out.dims, terms)
 
     def gradient_terms(self, rule: OpRule, place: int) -> tuple[int, ...]:
-        """The axes over which the gradient of input ``place`` consists of terms of a sum.
+        """Returns the axes over which the gradient of input ``place`` consists of terms of a sum.
 
         These are the axes that cut the operator but not this input.
         """
@@ -94,5 +94,5 @@ class OpStrategy:
         return all(n % self.slices(letter) == 0 for letter, n in rule.sizes)
 
     def slices(self, letter: str) -> int:
-        """The number of slices that ``letter`` is cut into."""
+        """Returns the number of slices that ``letter`` is cut into."""
         return prod(self.matrix[a] for a in self.of.get(letter, ()))

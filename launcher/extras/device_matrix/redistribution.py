@@ -84,7 +84,7 @@ class Step:
                 return (n - 1) * local // n
 
     def collective(self, rank: int) -> Collective | None:
-        """The collective that ``rank`` of the stage calls; ``None`` for a slice."""
+        """Returns the collective that ``rank`` of the stage calls; ``None`` for a slice."""
         if self.op == "slice":
             return None
         if self.op == "exchange":
@@ -130,7 +130,7 @@ def cheapest(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], items
 
 
 def _least(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...], itemsize: int) -> int:
-    """A lower bound, in bytes, for the cost of all steps from ``at`` to ``goal``."""
+    """Returns a lower bound, in bytes, for the cost of all steps from ``at`` to ``goal``."""
     if not at.partial:
         lacks = received(at, goal, shape)
         return lacks * itemsize + LATENCY if lacks else 0
@@ -263,11 +263,11 @@ class Redistribution:
         return sum(step.elements for step in self.steps)
 
     def cost(self, itemsize: int) -> int:
-        """The cost in bytes, including ``LATENCY`` for each collective."""
+        """Returns the cost in bytes, including ``LATENCY`` for each collective."""
         return self.elements * itemsize + self.collectives * LATENCY
 
     def traffic(self, rank: int) -> tuple[Collective, ...]:
-        """The collectives that ``rank`` of the stage calls, in order."""
+        """Returns the collectives that ``rank`` of the stage calls, in order."""
         calls = (step.collective(rank) for step in self.steps)
         return tuple(call for call in calls if call is not None)
 

@@ -137,7 +137,7 @@ def follow_inputs(
 
 
 def _fitting(cuts: Sequence[int], matrix: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """The longest outermost part of ``cuts`` whose slices divide ``size``."""
+    """Returns the longest outermost part of ``cuts`` whose slices divide ``size``."""
     out: list[int] = []
     for a in cuts:
         if size % prod(matrix[b] for b in (*out, a)):

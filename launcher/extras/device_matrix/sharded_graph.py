@@ -79,7 +79,7 @@ class ShardedGraph:
         return tuple(map(tuple, out))
 
     def summed_later(self, value: int) -> tuple[int, ...]:
-        """The axes over which the gradient of a parameter is summed once per step.
+        """Returns the axes over which the gradient of a parameter is summed once per step.
 
         Empty unless all operators take the parameter in its layout at rest.
         """
@@ -155,7 +155,7 @@ def sharded(
 
 
 def _buffers(graph: OpGraph, ranks: int) -> dict[int, TensorLayout]:
-    """The layouts of buffers: every rank has all of them."""
+    """Returns the layouts of buffers: every rank has all of them."""
     named = ((v, len(graph.values[v].shape)) for name, v in graph.params if name in graph.buffers)
     return {v: TensorLayout.replicated(dims, ranks) for v, dims in named}
 
@@ -201,7 +201,7 @@ class RedistributionPair:
 
 
 def taken(graph: ShardedGraph, way: InputLayout) -> RedistributionPair | None:
-    """The move of a value from its layout at rest to the layout in which an operator takes it.
+    """Returns the move of a value from its layout at rest to the layout in which an operator takes it.
 
     ``None`` if both layouts are the same, or for a parameter whose gradient is summed once per step.
     """
@@ -211,7 +211,10 @@ def taken(graph: ShardedGraph, way: InputLayout) -> RedistributionPair | None:
 
 
 def move_to_rest(graph: ShardedGraph, value: int) -> RedistributionPair | None:
-    """The move of a value from the layout in which an operator makes it to its layout at rest, if any."""
+    """Returns the move of a value from the layout in which an operator makes it to its layout at rest.
+
+    Returns ``None`` if there is nothing to move.
+    """
     if graph.made[value].canonical == graph.layouts[value].canonical:
         return None
     return _move(graph, value, graph.made[value], graph.layouts[value], terms=())
@@ -240,12 +243,12 @@ def moves(graph: ShardedGraph) -> Iterator[RedistributionPair]:
 
 
 def gathered(p: ShardedParam) -> Redistribution:
-    """The redistribution that gathers a sharded parameter for the operators that use it."""
+    """Returns the redistribution that gathers a sharded parameter for the operators that use it."""
     return redistribution(p.rest, p.used, p.spec.shape, WIDTH[p.spec.dtype])
 
 
 def reduced(p: ShardedParam) -> Redistribution:
-    """The redistribution that sums the terms of a parameter's gradient into its layout at rest."""
+    """Returns the redistribution that sums the terms of a parameter's gradient into its layout at rest."""
     return back(p.rest, p.used, p.terms, p.spec.shape, WIDTH[p.spec.dtype])
 
 

@@ -289,7 +289,7 @@ def _said_of_output(value: Mapping[str, Any]) -> Any:
 
 
 def nearest_cure(key: str, value: Any, op: WrittenOperator, origin: StrategyOrigin | None) -> str:
-    """The override with the nearest strategy that fits; "" if there is none."""
+    """Returns the override with the nearest strategy that fits; "" if there is none."""
     if origin is not None or not isinstance(value, Mapping):
         return ""
     for name, change in _changes(value, op):

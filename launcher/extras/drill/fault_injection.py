@@ -47,7 +47,7 @@ def flip(checkpoints: Path, rank: int, trust: Trust) -> Path:
 
 
 def _data(path: Path) -> int:
-    """Bytes of tensors in the file."""
+    """Returns the bytes of tensors in the file."""
     with path.open("rb") as file:
         header = int.from_bytes(file.read(_LENGTH), "little")
     return max(0, path.stat().st_size - _LENGTH - header)

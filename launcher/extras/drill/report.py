@@ -105,7 +105,7 @@ def _lost(fault: DrillFault, resumed: int | None) -> int | None:
 
 
 def _compared(run: Path, undisturbed: Path, trust: Trust) -> tuple[int, tuple[str, ...]]:
-    """The number of tensors in the last checkpoints of both, and those that differ, weights first."""
+    """Returns the number of tensors in the last checkpoints of both, and those that differ, weights first."""
     mine, other = (_digests(folder / "checkpoints", trust) for folder in (run, undisturbed))
     names = sorted(mine.keys() | other.keys(), key=lambda name: (FILE_OF["param"] not in name, name))
     return len(names), tuple(n for n in names if mine.get(n) != other.get(n))
@@ -124,7 +124,7 @@ def _digests(checkpoints: Path, trust: Trust) -> dict[str, str]:
 
 
 def lines(outcome: DrillReport) -> Iterator[str]:
-    """The table at the end of the run."""
+    """Yields the table at the end of the run."""
     yield f"drill of {outcome.drill}"
     yield f"  detected       {_after(outcome.detected_s)}"
     going = "" if outcome.resumed_step is None else f", resumed after step {outcome.resumed_step}"

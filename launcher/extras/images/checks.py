@@ -15,7 +15,10 @@ __all__ = ["check_cifar10", "check_idx", "check_images", "class_folders", "files
 
 
 def files(settings: ImageFolder | Idx | Cifar10) -> list[tuple[str, Path]]:
-    """The files that samples are read from, each with its name in the data set, in the order of samples."""
+    """Returns the files that samples are read from, in the order of samples.
+
+    Each has its name in the data set.
+    """
     match settings:
         case ImageFolder():
             train = listed(settings.root)

@@ -61,7 +61,7 @@ def read_pickle(file: Path) -> Split:
 
 
 def _batch(batch: Any) -> Split:
-    """The pixels and labels in the pickle, unchanged. Raises ``ValueError``."""
+    """Returns the pixels and labels in the pickle, unchanged. Raises ``ValueError``."""
     if not isinstance(batch, dict) or not {b"data", b"labels"} <= batch.keys():
         raise ValueError("not a dictionary with data and labels")
     if not isinstance(batch[b"data"], np.ndarray) or not _flat(batch[b"labels"]):

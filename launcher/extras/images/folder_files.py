@@ -40,7 +40,7 @@ class Listing:
 
 
 def class_folders(root: str) -> list[str]:
-    """The names of the folders in ``root``, sorted; empty if it does not exist."""
+    """Returns the names of the folders in ``root``, sorted; empty if it does not exist."""
     try:
         with os.scandir(root) as entries:
             return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
@@ -84,7 +84,7 @@ def installed() -> bool:
 
 
 def side(path: str) -> tuple[int, int]:
-    """The width and height in the file's header. Raises ``BadFile``."""
+    """Returns the width and height in the file's header. Raises ``BadFile``."""
     with _errors(), opened(path, LARGEST_FILE) as file:
         size: tuple[int, int] = _head(file).size
     return size
@@ -179,7 +179,7 @@ def _files(key: str, root: str, listing: Listing, settings: ImageFolder) -> Iter
     empty = [name for n, name in enumerate(listing.classes) if n not in have]
     if empty and key == "data.root":
         kinds = ", ".join(SUFFIXES)
-        yield Problem(key, f"{root}: {_some(empty)}: no image ({kinds}); each folder is a class")
+        yield Problem(key, f"{root}: {_some(empty)}: no image ({kinds}) in it; each folder is a class")
     elif not have:
         yield Problem(key, f"{root}: no image in it")
     if listing.others:

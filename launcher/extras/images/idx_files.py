@@ -30,12 +30,15 @@ def find(root: str, name: str) -> Path | None:
 
 
 def offset(shape: tuple[int, ...]) -> int:
-    """The number of bytes before the first element."""
+    """Returns the number of bytes before the first element."""
     return 4 + 4 * len(shape)
 
 
 def inflated(stream: BinaryIO) -> gzip.GzipFile:
-    """The content of a gzip file as a stream. Limit what you read: a few bytes can expand to any number."""
+    """Returns the content of a gzip file as a stream.
+
+    Limit what you read: a few bytes can expand to any number.
+    """
     return gzip.GzipFile(fileobj=stream)
 
 
@@ -86,7 +89,7 @@ def complete_shape(root: str, name: str, dims: int) -> tuple[int, ...]:
 
 
 def _size(file: Path) -> int:
-    """The uncompressed size in bytes.
+    """Returns the uncompressed size in bytes.
 
     A gzip file stores it in its last four bytes, modulo 4 GB; a truncated one ends differently.
     """

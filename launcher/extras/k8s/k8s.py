@@ -30,7 +30,7 @@ Values = dict[str, Any]
 
 
 def name(run: str, folder: str) -> str:
-    """The name of the job of ``run`` in its ``folder``, valid as the name of a service.
+    """Returns the name of the job of ``run`` in its ``folder``, valid as the name of a service.
 
     >>> name("lm_8b.h100", "0001"), name("8b", "big")
     ('lm-8b-h100-0001', 'run-8b-big')
@@ -48,7 +48,7 @@ def metadata(settings: Kubernetes, called: str) -> Values:
 
 
 def pod_spec(settings: Kubernetes, script: str, gpus: int, port: int | None = None) -> Values:
-    """The pod of a node that requests ``gpus``; ``port``: the named port that a PyTorchJob needs."""
+    """Returns the pod of a node that requests ``gpus``; ``port``: the named port that a PyTorchJob needs."""
     mounts = [{"name": "shared", "mountPath": settings.mount}, {"name": "shm", "mountPath": "/dev/shm"}]
     container = _set(
         name=CONTAINER,
@@ -71,7 +71,7 @@ def pod_spec(settings: Kubernetes, script: str, gpus: int, port: int | None = No
 
 
 def _resources(settings: Kubernetes, gpus: int) -> Values:
-    """The pod gets exactly the GPUs and memory it requests; it may also use idle CPU cores."""
+    """Returns a pod's resources: exactly the GPUs and memory that it requests, and any idle CPU cores."""
     memory = {} if settings.memory_gb is None else {"memory": f"{settings.memory_gb}Gi"}
     cpus = {} if settings.cpus is None else {"cpu": str(settings.cpus)}
     limits = memory | ({"nvidia.com/gpu": str(gpus)} if gpus else {})
@@ -79,7 +79,7 @@ def _resources(settings: Kubernetes, gpus: int) -> Values:
 
 
 def _set(**values: Any) -> Values:
-    """The values that are not empty."""
+    """Returns the values that are not empty."""
     return {key: value for key, value in values.items() if value not in (None, [], {})}
 
 
@@ -108,7 +108,7 @@ class NodeCommand:
 
 
 def script(command: NodeCommand, at: NodeVariables, stopped: int = REQUEUE, ends: Sequence[str] = ()) -> str:
-    """The script that each node runs.
+    """Returns the script that each node runs.
 
     ``stopped``: its exit code if SIGTERM arrives before it starts ranks. ``ends``: lines that may change
     ``$code``, with which the script exits.
@@ -187,7 +187,7 @@ class ClusterJob:
 
 
 def jobset(job: ClusterJob) -> Values:
-    """All pods form one indexed Job.
+    """Returns a JobSet in which all pods form one indexed Job.
 
     If a pod is stopped or lost, the Job fails with the reason PodFailurePolicy, and the JobSet recreates all
     pods. These restarts do not count towards ``maxRestarts``.
@@ -220,7 +220,7 @@ def jobset(job: ClusterJob) -> Values:
 
 
 def pytorchjob(job: ClusterJob) -> Values:
-    """The Kubeflow operator sets RANK to the index of the pod, and the master's address and port."""
+    """Returns a PyTorchJob: the Kubeflow operator sets RANK, the pod's index, and the master's address."""
     at = NodeVariables("$RANK", "$MASTER_ADDR", "$MASTER_PORT")
     ends = (
         "# A PyTorchJob restarts a pod only if its exit code is 128 or more.",
@@ -242,7 +242,7 @@ def pytorchjob(job: ClusterJob) -> Values:
 
 
 def skypilot(job: ClusterJob) -> Values:
-    """SkyPilot restarts a managed job when nodes are lost, and on certain exit codes."""
+    """Returns a task of SkyPilot, which restarts a job when nodes are lost, and on certain exit codes."""
     settings = job.settings
     first = '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'
     at = NodeVariables("$SKYPILOT_NODE_RANK", first, str(job.port))
@@ -292,7 +292,7 @@ _Dumper.add_representer(str, _text)
 
 
 def as_yaml(document: Values, about: tuple[str, ...]) -> str:
-    """``document`` as YAML; ``about``: comments above it."""
+    """Returns ``document`` as YAML; ``about``: comments above it."""
     lines = [f"# {line}" for line in about]
     return "\n".join([*lines, yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=1 << 16)])
 
@@ -310,7 +310,10 @@ KINDS: dict[str, tuple[str, Callable[[ClusterJob], Values], str]] = {
 
 
 def problems(job: Job, outer: int | None) -> list[Problem]:
-    """Problems that are known before the plan; ``outer``: the ranks that torchrun or srun has started."""
+    """Returns problems that are known before the plan.
+
+    ``outer``: the ranks that torchrun or srun has started.
+    """
     settings = job.launch.k8s
     if settings is None:
         return []
@@ -319,7 +322,7 @@ def problems(job: Job, outer: int | None) -> list[Problem]:
 
 
 def _unshared(job: Job, settings: Kubernetes) -> list[Problem]:
-    """Problems of folders that the pods cannot see."""
+    """Returns problems of folders that the pods cannot see."""
     key, run = run_location(job)
     problems = []
     if not run.absolute().is_relative_to(settings.mount):
@@ -337,7 +340,7 @@ def _unshared(job: Job, settings: Kubernetes) -> list[Problem]:
 
 
 def _unlike(job: Job, settings: Kubernetes) -> list[Problem]:
-    """Problems of settings that this kind of job does not support."""
+    """Returns problems of settings that this kind of job does not support."""
     problems = []
     if settings.kind == "skypilot" and settings.gpu is None and _gpus(job, settings, 1):
         text = "null: SkyPilot requests GPUs by name; give one, such as H100"
@@ -357,7 +360,7 @@ def _workdir(settings: Kubernetes) -> Path:
 
 
 def _gpus(job: Job, settings: Kubernetes, each: int) -> int:
-    """The GPUs of a node with ``each`` ranks."""
+    """Returns the GPUs of a node with ``each`` ranks."""
     if settings.gpus_per_node is not None:
         return settings.gpus_per_node
     return 0 if job.launch.device == "cpu" else each
@@ -378,7 +381,7 @@ def write(job: Job, plan: Plan, run: Path) -> str:
 
 
 def cluster_job(job: Job, settings: Kubernetes, each: int, run: Path) -> ClusterJob:
-    """The values of the job; ``each``: ranks per node; ``run``: an absolute path."""
+    """Returns the values of the job; ``each``: ranks per node; ``run``: an absolute path."""
     words = (settings.python, "-m", "launcher", f"recipe={run / frozen_request.NAME}", f"run_dir={run}")
     command = NodeCommand(words, str(_workdir(settings)), job.launch.nnodes, each, settings.setup)
     return ClusterJob(

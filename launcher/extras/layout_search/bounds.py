@@ -49,7 +49,10 @@ class ModelCost:
     grows: float = 1.0
 
     def slowest(self, stages: int) -> float:
-        """The least fraction of work on the slowest rank: blocks are not divided; one rank has the head."""
+        """Returns the least fraction of work on the slowest rank.
+
+        Blocks are not divided, and one rank has the head.
+        """
         if stages == 1:
             return 1.0
         last = range(self.blocks + 1)
@@ -60,7 +63,7 @@ class ModelCost:
         return max(1 / stages, share)
 
     def samples(self, n: int) -> float:
-        """How many times longer ``n`` samples take than one."""
+        """Returns how many times longer ``n`` samples take than one."""
         return 1 + (n - 1) * self.grows
 
 
@@ -95,7 +98,7 @@ def model_cost(plan: Plan, speeds: Speeds, keeps_messages: bool) -> ModelCost:
 
 
 def growth(one: Plan, two: Plan, speeds: Speeds) -> float:
-    """``ModelCost.grows``, from plans with micro batches of one and of two samples; assumes linear growth."""
+    """Returns ``ModelCost.grows``, from plans with micro batches of one and two samples; growth is linear."""
     first, second = (_device(plan, speeds) for plan in (one, two))
     return min(1.0, max(0.0, second - first) / max(first, 1e-12))
 
@@ -107,7 +110,7 @@ def _device(plan: Plan, speeds: Speeds) -> float:
 
 
 def _shares(plan: Plan, blocks: Sequence[str], speeds: Speeds) -> tuple[float, float]:
-    """``ModelCost.block`` and ``ModelCost.head``; zeros if blocks differ or one stage has all."""
+    """Returns ``ModelCost.block`` and ``ModelCost.head``; zeros if blocks differ or one stage has all."""
     stages = [one.passes[0].segments for load in plan.estimate.loads for _, one in load.stages]
     saved = {s.saved for segments in stages for s in segments if s.module in blocks}
     each = [sum(m in blocks for m in stage.modules) for stage in plan.stages]
@@ -141,12 +144,15 @@ class Bound:
     room: float | None
 
     def seconds(self, uneven: Imbalance, policies: Policies, margin: float) -> float:
-        """Seconds for pipelines with this imbalance, times ``margin``; ``inf`` if the layout does not fit."""
+        """Returns the seconds for pipelines with this imbalance, times ``margin``.
+
+        It is ``inf`` if the layout does not fit.
+        """
         again = min(self.again(uneven, policies).values(), default=0.0)
         return margin * uneven.seconds * (self.pipeline + again * self.forward) + self.rest
 
     def again(self, uneven: Imbalance, policies: Policies) -> dict[str, float]:
-        """The fraction of the forwards that each policy must recompute so that the layout fits."""
+        """Returns the fraction of the forwards that each policy must recompute so that the layout fits."""
         if self.room is None:
             return {}
         kept = self.kept * uneven.bytes
@@ -154,7 +160,10 @@ class Bound:
         return {policy: min(_again(need, *one) for one in seen) for policy, seen in policies.items()}
 
     def uneven(self, pipeline: float, nbytes: int) -> Imbalance:
-        """The imbalance of the layout's plan, from its pipeline seconds and its bytes without recompute."""
+        """Returns the imbalance of the layout's plan, from its pipeline seconds and its bytes.
+
+        The bytes are those without recomputation.
+        """
         seconds = max(1.0, pipeline / self.pipeline)
         return Imbalance(seconds, max(1.0, (nbytes - self.states) / max(self.kept, 1.0)))
 
@@ -173,7 +182,10 @@ class Imbalance:
 
 
 def bound(layout: LayoutCandidate, of: ModelCost, speeds: Speeds, job: Job) -> Bound:
-    """The bound, without what only a plan knows: transfers, uneven stages, an allocator near its limit."""
+    """Returns the bound.
+
+    It leaves out what only a plan knows: transfers, uneven stages, an allocator near its limit.
+    """
     costs = speeds.cluster.overheads
     alone = speeds.cluster.kernels.alone if speeds.cores is not None else 1.0  # the other ranks may be idle
     times = of.samples(layout.micro)
@@ -211,13 +223,19 @@ TOO_MUCH = 1.05
 
 
 def _again(need: float, freed: float, costs: float) -> float:
-    """The fraction of a forward to recompute so that the fraction ``need`` of its saved bytes is freed."""
+    """Returns the fraction of a forward to recompute.
+
+    Then the fraction ``need`` of its saved bytes is freed.
+    """
     share = need / max(freed, 1e-9)
     return min(share, 1.0) * costs if share < TOO_MUCH else inf
 
 
 def _fill(layout: LayoutCandidate, of: ModelCost, one: float) -> float:
-    """Seconds in which the pipeline fills and drains; ``one``: those of a micro batch on one stage."""
+    """Returns the seconds in which the pipeline fills and drains.
+
+    ``one``: those of a micro batch on one stage.
+    """
     stages = layout.stages - 1
     if RULES[layout.scheduler].v:
         return 0.0
@@ -227,7 +245,7 @@ def _fill(layout: LayoutCandidate, of: ModelCost, one: float) -> float:
 
 
 def _bytes(layout: LayoutCandidate, of: ModelCost) -> tuple[float, float, float]:
-    """Bytes of an average rank: states, what is kept for backwards, and the part that is always kept."""
+    """Returns the bytes of an average rank: states, what is kept for backwards, and the part always kept."""
     hsdp, stages, chunks = layout.hsdp, layout.stages, layout.chunks
     shard = 1 if hsdp is None else hsdp.shard_size
     states = (of.params + of.optimizer + of.low * of.params) / shard  # with gradients
@@ -247,7 +265,7 @@ def _bytes(layout: LayoutCandidate, of: ModelCost) -> tuple[float, float, float]
 
 
 def _network(layout: LayoutCandidate, of: ModelCost, speeds: Speeds) -> float:
-    """Seconds of an average rank's collectives for gradients and weights."""
+    """Returns the seconds of an average rank's collectives for gradients and weights."""
     if layout.replicas == 1:
         return 0.0
     costs = speeds.cluster.overheads
@@ -263,6 +281,9 @@ def _network(layout: LayoutCandidate, of: ModelCost, speeds: Speeds) -> float:
 
 
 def _stream(nbytes: float, ranks: Sequence[int], speeds: Speeds) -> float:
-    """Seconds around a ring, without the latency of each collective: only a plan knows how many there are."""
+    """Returns the seconds around a ring.
+
+    The latency of collectives is left out: only a plan knows how many there are.
+    """
     _, rate = speeds.ring(ranks)
     return (len(ranks) - 1) / len(ranks) * nbytes / rate

@@ -76,7 +76,7 @@ class LayoutCandidate:
         return self.scheduler, self.stages, self.chunks, self.micros
 
     def shown(self) -> dict[str, str]:
-        """The value of each setting as a user types it, by field name."""
+        """Returns the value of each setting as a user types it, by field name."""
         sharing = "none"
         if self.hsdp is not None:
             sharing = f"{self.hsdp.optimizer_level}/{self.hsdp.shard_size}"
@@ -93,7 +93,7 @@ class Candidates:
 
 
 def job_of(job: Job, layout: LayoutCandidate, named: Candidates, speeds: Speeds | None = None) -> Job:
-    """``job`` in this layout; ``speeds``: the network to which sizes of collectives are fitted."""
+    """Returns ``job`` in this layout; ``speeds``: the network to which sizes of collectives are fitted."""
     par = job.parallel
     pipe = par.pipeline.model_copy(
         update={
@@ -148,7 +148,7 @@ class SearchSpace:
 
 
 def space(job: Job) -> SearchSpace:
-    """All layouts that ``search.over`` leaves open; other settings keep their values."""
+    """Returns all layouts that ``search.over`` leaves open; other settings keep their values."""
     open_ = _Open(job)
     named = Candidates(open_.operators(), open_.recompute())
     search_space = SearchSpace([], named)
@@ -163,7 +163,7 @@ def space(job: Job) -> SearchSpace:
 def _of_grid(
     open_: _Open, tp: int, operators: str, stages: int, space: SearchSpace
 ) -> Iterator[LayoutCandidate]:
-    """The layouts with these degrees of tp and pipeline stages."""
+    """Yields the layouts with these degrees of tp and pipeline stages."""
     world, batch = open_.world, open_.job.train.batch_size
     if world % (stages * tp):
         space.out[f"{many(world, 'rank')} cannot be divided evenly into {stages} x {tp}"] += 1
@@ -196,7 +196,7 @@ def _dropped(hsdp: Hsdp) -> bool:
 
 
 def impossible(job: Job) -> list[Problem]:
-    """Why a request cannot be searched; needs neither torch nor a model."""
+    """Returns why a request cannot be searched; needs neither torch nor a model."""
     over = job.search.over
     problems = []
     if job.cluster.links is None:
@@ -236,7 +236,7 @@ class _Open:
         return _values(self.over, key, auto, requested)
 
     def tps(self) -> list[int]:
-        """Degrees of tp within a node, whose links are the fast ones."""
+        """Returns degrees of tp within a node, whose links are the fast ones."""
         requested = self.job.parallel.grid.tp or 1
         return self._values(TP, divisors(self.a_node), requested)
 
@@ -245,7 +245,7 @@ class _Open:
         return {AS_REQUESTED: self.job.parallel.operators} if choices is None else choices
 
     def operators_of(self, tp: int, named: Mapping[str, Any], out: Counter[str]) -> Iterator[str]:
-        """Candidates that shard something if ``tp`` > 1, else one candidate that shards nothing."""
+        """Yields candidates that shard something if ``tp`` > 1, else one candidate that shards nothing."""
         if tp == 1 and len(named) > 1:
             yield min(named, key=lambda name: (bool(named[name]), name))
             return
@@ -268,7 +268,10 @@ class _Open:
                 yield n
 
     def schedules(self, stages: int) -> Iterator[tuple[str, int]]:
-        """Each scheduler with its number of virtual stages per rank; 1 if the scheduler sets its own."""
+        """Yields each scheduler with its number of virtual stages per rank.
+
+        The number is 1 if the scheduler sets its own.
+        """
         pipe = self.job.parallel.pipeline
         if stages == 1:
             yield "1f1b", 1
@@ -283,7 +286,7 @@ class _Open:
                         yield scheduler, chunks
 
     def sharing(self, replicas: int) -> Iterator[Hsdp | None]:
-        """Ways to shard weights; ``None``: every rank has all weights of its stage."""
+        """Yields ways to shard weights; ``None``: every rank has all weights of its stage."""
         left_open = self.over.get(HSDP) == AUTO
         if left_open and replicas == 1:
             yield None
@@ -312,7 +315,7 @@ class _Open:
         )
 
     def _recompute(self, value: Any, n: int) -> tuple[str, Recompute | None]:
-        """The name and the value of the ``n``-th candidate; without a memory limit, auto is none."""
+        """Returns the name and the value of the ``n``-th candidate; without a memory limit, auto is none."""
         settings = {"modules": AUTO} if value == AUTO else value
         recompute = None if settings is None else Recompute.model_validate(settings)
         if recompute is None or recompute.modules != AUTO:
@@ -324,7 +327,7 @@ class _Open:
 
 
 def _values(over: Mapping[str, Any], key: str, auto: Sequence[Any], requested: Any) -> list[Any]:
-    """Candidates for a key: the values of auto, the listed ones, or the one in the request."""
+    """Returns candidates for a key: the values of auto, the listed ones, or the one in the request."""
     choices = over.get(key)
     if choices is None:
         return [requested]
@@ -332,5 +335,5 @@ def _values(over: Mapping[str, Any], key: str, auto: Sequence[Any], requested: A
 
 
 def _once(values: Sequence[Any]) -> list[Any]:
-    """``values`` without repetitions; dicts among them are not hashable."""
+    """Returns ``values`` without repetitions; dicts among them are not hashable."""
     return [v for n, v in enumerate(values) if v not in values[:n]]

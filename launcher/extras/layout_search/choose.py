@@ -47,12 +47,12 @@ def check(job: Job) -> None:
 
 
 def _with_local_ranks(job: Job) -> Job:
-    """``job`` with the number of ranks that an outer launcher has started."""
+    """Returns ``job`` with the number of ranks that an outer launcher has started."""
     return launch.with_local_ranks(job, launch.outer_size())
 
 
 def _beside(best: Path, job: Job) -> Problem | None:
-    """Why the cluster file cannot be written next to the recipe."""
+    """Returns why the cluster file cannot be written next to the recipe."""
     if best.name == CLUSTER:
         text = f"{best}: the refitted cluster is written to this file; give the recipe another name"
         return Problem(measuring.BEST_KEY, text)
@@ -63,7 +63,7 @@ def _beside(best: Path, job: Job) -> Problem | None:
 
 
 def choose_layout(job: Job, measure: bool = False, others: FollowerRanks | None = None) -> Chosen:
-    """``job`` with all settings decided; by measurements if ``measure`` and the job requests them.
+    """Returns ``job`` with all settings decided; by measurements if ``measure`` and the job requests them.
 
     ``others``: the ranks of an outer launcher.
 
@@ -82,7 +82,7 @@ def choose_layout(job: Job, measure: bool = False, others: FollowerRanks | None 
 
 
 def shown(job: Job, others: FollowerRanks | None = None) -> Iterator[str]:
-    """The report of a search, and the path of the recipe that it writes."""
+    """Yields the report of a search, and the path of the recipe that it writes."""
     job = memory_check.with_device_memory(_with_local_ranks(job))
     check(job)
     finalists, ranking = _searched(job)
@@ -105,14 +105,14 @@ def shown(job: Job, others: FollowerRanks | None = None) -> Iterator[str]:
 
 
 def _searched(job: Job) -> tuple[list[Finalist], Ranking]:
-    """The best layouts. Starts this process's fork server before anything is planned here."""
+    """Returns the best layouts. Starts this process's fork server before anything is planned here."""
     with planning(), serving() as server:
         server.prepare()
         return search(with_steps(Resolved(job)).job, processes(), start=server.start)
 
 
 def _with_open_steps(chosen: Job, job: Job) -> Job:
-    """The layout ``chosen``, with the number of steps open if ``job`` leaves it open.
+    """Returns the layout ``chosen``, with the number of steps open if ``job`` leaves it open.
 
     A recipe with both steps and epochs would be refused.
     """

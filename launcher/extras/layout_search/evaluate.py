@@ -66,7 +66,7 @@ class Predicted:
         return (self.seconds, self.nbytes, self.layout.order)
 
     def on(self, speeds: Speeds) -> float:
-        """The seconds of the same plans on other devices."""
+        """Returns the seconds of the same plans on other devices."""
         none, *every = (predict(work, speeds).seconds for work in self.works)
         return none + self.again * (every[0] - none) if every else none
 
@@ -85,7 +85,7 @@ class SearchContext:
         return None if gb is None else int(gb * GB)
 
     def job_of(self, layout: LayoutCandidate) -> Job:
-        """The request for this layout."""
+        """Returns the request for this layout."""
         fuses = "parallel.comm_fusion" in self.job.search.over
         return job_of(self.job, layout, self.named, self.speeds if fuses else None)
 
@@ -119,7 +119,7 @@ class LayoutTrial:
         return self.layout.cut, self.layout.micro, self.layout.stages == 1
 
     def again(self, plain: Predicted, policies: Policies) -> dict[str, float]:
-        """Seconds that each policy spends on recomputation so that the layout fits."""
+        """Returns the seconds that each policy spends on recomputation so that the layout fits."""
         if self.least is None:
             return {}
         uneven = self.least.uneven(plain.pipeline, plain.plain)
@@ -132,7 +132,7 @@ class LayoutTrial:
         return NEAR * (plain.seconds + again) >= self.below < inf
 
     def policies(self, plain: Predicted) -> tuple[str, ...]:
-        """The policies that may be best for it."""
+        """Returns the policies that may be best for it."""
         takes = self.again(plain, self.likely)
         few = min(takes.values(), default=inf)
         return tuple(p for p in recompute_auto.POLICIES[1:] if takes.get(p, few) <= CLOSE * few)
@@ -196,7 +196,7 @@ def predicted(layout: LayoutCandidate, plan: Plan) -> Predicted:
 def _fitted(
     plain: Predicted, job: Job, plan: Plan, room: int, *, policies: tuple[str, ...], traces: Traces
 ) -> Predicted:
-    """The fastest prediction that fits in ``room``; the one with fewest bytes if none fits."""
+    """Returns the fastest prediction that fits in ``room``; the one with fewest bytes if none fits."""
     tried: list[Predicted] = []
     same = recompute_auto.stage_of_modules(plan)
     others = tuple(p for p in recompute_auto.POLICIES[1:] if p not in policies)
@@ -220,7 +220,7 @@ def _all_again(
     like: dict[str, int] | None,
     traces: Traces,
 ) -> Iterator[Predicted]:
-    """Predictions with all blocks recomputed; modules keep the stages of ``like``."""
+    """Yields predictions with all blocks recomputed; modules keep the stages of ``like``."""
     blocks = recompute_auto.blocks(plan)
     for policy in policies if blocks else ():
         try:
@@ -248,7 +248,7 @@ def fits(prediction: Predicted, room: int | None) -> bool:
 
 
 def best(predictions: Sequence[Predicted], room: int | None) -> list[Predicted]:
-    """The predictions that fit, fastest first."""
+    """Returns the predictions that fit, fastest first."""
     return sorted((p for p in predictions if fits(p, room)), key=lambda p: p.order)
 
 
@@ -322,7 +322,10 @@ class OneSample:
 
 
 def model_cost(context: SearchContext, sample: OneSample, traces: Traces) -> ModelCost | str:
-    """The cost of the model, or why it cannot be planned; uses the fewest stages, but several if possible."""
+    """Returns the cost of the model, or why it cannot be planned.
+
+    Uses the fewest stages, but several if possible.
+    """
     kept = traces.keeps_messages
     planned = _planned(context, sample, traces)
     if isinstance(planned, str):
@@ -332,7 +335,7 @@ def model_cost(context: SearchContext, sample: OneSample, traces: Traces) -> Mod
 
 
 def growth(context: SearchContext, sample: OneSample, traces: Traces) -> float:
-    """The seconds of a second sample relative to those of the first. The sample must have a plan."""
+    """Returns the seconds of a second sample relative to those of the first. The sample must have a plan."""
     planned = _planned(context, sample, traces)
     assert not isinstance(planned, str), planned
     layout, plan = planned
@@ -350,7 +353,10 @@ def _planned(context: SearchContext, sample: OneSample, traces: Traces) -> tuple
 
 
 def _unsharded(context: SearchContext, layout: LayoutCandidate, micro: int = 1) -> Job:
-    """The request for ``layout``: unsharded weights, no recomputation, ``micro`` samples a micro batch."""
+    """Returns the request for ``layout`` with unsharded weights and without recomputation.
+
+    A micro batch has ``micro`` samples.
+    """
     job = job_of(context.job, layout, context.named)
     pipe = job.parallel.pipeline.model_copy(
         update={"micro_batch_num": layout.stages, "scheduler": "1f1b", "interleave": False}

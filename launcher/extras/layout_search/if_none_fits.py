@@ -42,7 +42,7 @@ def changes(job: Job) -> Iterator[RequestChange]:
 
 
 def best_change(job: Job, leanest: Callable[[Job], int | None]) -> tuple[RequestChange, int] | None:
-    """The change whose smallest layout needs the fewest bytes; the first of equal ones."""
+    """Returns the change whose smallest layout needs the fewest bytes; the first of equal ones."""
     sized_changes = [
         (nbytes, n, change) for n, change in enumerate(changes(job)) if (nbytes := leanest(change.job))
     ]

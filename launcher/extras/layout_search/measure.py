@@ -50,7 +50,7 @@ class MeasuredLayout:
 
 
 def problems(job: Job) -> list[Problem]:
-    """Problems of measuring that are known before anything is started."""
+    """Returns problems of measuring that are known before anything is started."""
     if not job.search.measure:
         return []
     outer = launch.outer_size()
@@ -63,7 +63,7 @@ def problems(job: Job) -> list[Problem]:
 
 
 def _nowhere(job: Job, outer: int | None) -> list[Problem]:
-    """Problems of ranks that this process cannot start, or that were not started."""
+    """Returns problems of ranks that this process cannot start, or that were not started."""
     elsewhere = job.launch.nnodes > 1 and launch.mode(job, outer) != "external"
     if elsewhere and job.show == "search":
         text = f"{job.search.measure}: layouts are measured where they would run, and launch.nnodes is"
@@ -109,7 +109,7 @@ def _measured(one: Finalist, steps: int, others: FollowerRanks | None) -> Measur
 
 
 def _short(job: Job, steps: int) -> Job:
-    """``job`` with only its first steps; nothing of them is kept, even after a failure or a stop."""
+    """Returns ``job`` with only its first steps; nothing of them is kept, even after a failure or a stop."""
     train = job.train.model_copy(
         update={
             "steps": max(steps, job.train.steps or 0),
@@ -141,7 +141,7 @@ def first_line(job: Job) -> str:
 
 
 def unwritable(path: Path, job: Job) -> Problem | None:
-    """Why the file cannot be written; only files written by searches of the same run are replaced."""
+    """Returns why the file cannot be written; only files written by searches of the same run are replaced."""
     if problem := run_folder.check_file(path, BEST_KEY):
         return problem
     if path.suffix != ".yaml":
@@ -209,7 +209,7 @@ def _step(context: SearchContext, predicted: Predicted, seconds: float) -> calib
 def _faster(
     ranking: Ranking, ran: Sequence[MeasuredLayout], speeds: Speeds
 ) -> tuple[Predicted, float] | None:
-    """A layout predicted to be faster than the best one's measured and predicted times, if any."""
+    """Returns a layout predicted to be faster than the best one's measured and predicted times, if any."""
     best = ran[0]
     assert best.seconds is not None
     known = {one.finalist.predicted.layout for one in ran}
@@ -221,7 +221,10 @@ def _faster(
 
 
 def table(measured: MeasuredCluster) -> Iterator[str]:
-    """A table of measured and predicted seconds, and of those predicted with the refitted constants."""
+    """Yields a table of measured and predicted seconds.
+
+    It also has the seconds that the refitted constants predict.
+    """
     rows = [("time", "predicted", "refitted", "layout"), *_time_rows(measured)]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     for *times, layout in rows:
@@ -230,7 +233,7 @@ def table(measured: MeasuredCluster) -> Iterator[str]:
 
 
 def note(measured: MeasuredCluster) -> Iterator[str]:
-    """The rows of the table as text, and the constants."""
+    """Yields the rows of the table as text, and the constants."""
     for time, before, after, layout in _time_rows(measured):
         yield f"{time}, {before} predicted, {after} refitted: {layout}"
     yield from refitted(measured)
@@ -246,7 +249,7 @@ def _time_rows(measured: MeasuredCluster) -> Iterator[tuple[str, str, str, str]]
 
 
 def refitted(measured: MeasuredCluster) -> Iterator[str]:
-    """The changed constants, and what they predict for layouts that were not measured."""
+    """Yields the changed constants, and what they predict for layouts that were not measured."""
     moved = (
         f"{key} {calibration.number(old)} -> {calibration.number(new)}"
         for key, (old, new) in measured.refit.fitted.items()
@@ -266,7 +269,7 @@ def _errors(measured: MeasuredCluster) -> str:
 
 
 def cluster_file(measured: MeasuredCluster) -> str:
-    """The text of a cluster file with the refitted constants."""
+    """Returns the text of a cluster file with the refitted constants."""
     cluster = measured.refit.cluster
     name = (cluster.name or "a cluster").removesuffix(REFITTED)
     heads = [

@@ -101,7 +101,7 @@ class CandidateQueue:
         return least
 
     def take(self, most: int, below: float) -> list[LayoutCandidate]:
-        """Up to ``most`` layouts that may take less than ``below`` seconds, all with different pipelines."""
+        """Returns up to ``most`` layouts with different pipelines that may take less than ``below`` s."""
         out: list[LayoutCandidate] = []
         put_back = []
         while self.heap and len(out) < most and self.heap[0][0] < below:
@@ -118,7 +118,10 @@ class CandidateQueue:
         return out
 
     def plain(self) -> list[LayoutCandidate]:
-        """The first simple layout of each cut that certainly fits without recomputation: likely good ones."""
+        """Returns the first simple layout of each cut that certainly fits without recomputation.
+
+        These are likely good.
+        """
         by_cut: dict[TpChoice, LayoutCandidate] = {}
         room = self.context.room
         for _, _, layout in sorted(self.heap):
@@ -132,18 +135,21 @@ class CandidateQueue:
         return list(by_cut.values())
 
     def seconds(self, layout: LayoutCandidate) -> float:
-        """The lower bound of the seconds, as known so far; ``inf`` if the layout does not fit."""
+        """Returns the lower bound of the seconds, as known so far; ``inf`` if the layout does not fit."""
         least, seen = self.least[layout], self.families.get(_family(layout))
         if seen is not None:
             return least.seconds(seen.uneven, self._surely(layout), NEAR)
         return least.seconds(self._uneven(layout), self._surely(layout), FAR)
 
     def trial(self, layout: LayoutCandidate, below: float) -> LayoutTrial:
-        """The layout with its bound and the expected effects of policies."""
+        """Returns the layout with its bound and the expected effects of policies."""
         return LayoutTrial(layout, self.least[layout], self._likely(layout), self._surely(layout), below)
 
     def _surely(self, layout: LayoutCandidate) -> Policies:
-        """Effects for bounds: those of its family, else its kind, else of schedulers with equal backwards."""
+        """Returns effects for bounds: its family's, else its kind's, else those of similar schedulers.
+
+        Similar schedulers have equal backwards.
+        """
         seen = self.families.get(_family(layout))
         if seen is not None and seen.policies:
             return {**UNSEEN, **seen.policies}
@@ -153,7 +159,7 @@ class CandidateQueue:
         return {**UNSEEN, **(self.kinds.get(kind) or _together(alike))}
 
     def _likely(self, layout: LayoutCandidate) -> Policies:
-        """Likely effects: those of its family, else of its kind, else of the nearest kind."""
+        """Returns likely effects: those of its family, else of its kind, else of the nearest kind."""
         seen = self.families.get(_family(layout))
         if seen is not None and seen.policies:
             return seen.policies
@@ -166,7 +172,7 @@ class CandidateQueue:
         return {} if nearest is None else self.kinds[nearest]
 
     def _uneven(self, layout: LayoutCandidate) -> Imbalance:
-        """The imbalance that similar pipelines with at most as many stages have shown."""
+        """Returns the imbalance that similar pipelines with at most as many stages have shown."""
         scheduler, stages, chunks, _ = layout.shape
         exact = [seen.uneven for (_, shape), seen in self.families.items() if shape == layout.shape]
         if exact:
@@ -205,12 +211,12 @@ def _family(layout: LayoutCandidate) -> Family:
 
 
 def _kind(layout: LayoutCandidate) -> tuple[str, bool, TpChoice]:
-    """Layouts with the same kind have about the same effects of recomputation."""
+    """Returns the kind of a layout: equal kinds have about the same effects of recomputation."""
     return layout.scheduler, layout.chunks > 1, layout.cut
 
 
 def _effects(prediction: Predicted, least: Bound, uneven: Imbalance) -> Policies:
-    """The effect of each policy that was tried."""
+    """Returns the effect of each policy that was tried."""
     frees = max(least.kept * uneven.bytes - least.handed, 1.0)
     forward = uneven.seconds * least.forward
     return {
@@ -256,7 +262,7 @@ def search(
     known = traces or Traces(own=False, shallow=True)
     ranking = Ranking(context, len(space.layouts) + space.out.total(), refused=space.out)
     with planners(context, known, processes if len(space.layouts) > FEW else 1, start) as work:
-        _look(_waiting(context, space.layouts, ranking, work), ranking, work)
+        _plan_in_rounds(_waiting(context, space.layouts, ranking, work), ranking, work)
         first = _finalists(ranking, work, _count(job))
         if not first:
             _leanest(ranking, work)
@@ -267,7 +273,7 @@ def search(
 
 
 def _least_bytes(job: Job, traces: Traces) -> int | None:
-    """The fewest bytes of a planned layout; ``None`` if none can be planned."""
+    """Returns the fewest bytes of a planned layout; ``None`` if none can be planned."""
     fast = speeds(job)
     assert fast is not None
     space = candidates.space(job)
@@ -289,7 +295,7 @@ def _leanest(ranking: Ranking, work: Planners) -> None:
 def _waiting(
     context: SearchContext, layouts: Sequence[LayoutCandidate], ranking: Ranking, work: Planners
 ) -> CandidateQueue:
-    """A queue of the layouts that may fit; counts the others in ``ranking``."""
+    """Returns a queue of the layouts that may fit; counts the others in ``ranking``."""
     out = CandidateQueue(context, _model_costs(context, layouts, work))
     refuse(list(_batch_dependent(out.costs.values(), layouts)))
     for layout in layouts:
@@ -315,7 +321,7 @@ def _batch_dependent(
 def _model_costs(
     context: SearchContext, layouts: Sequence[LayoutCandidate], work: Planners
 ) -> dict[TpChoice, ModelCost | str]:
-    """The cost of the model on one rank of tp for each cut, or why it cannot be planned."""
+    """Returns the cost of the model on one rank of tp for each cut, or why it cannot be planned."""
     by_cut: dict[TpChoice, dict[int, LayoutCandidate]] = defaultdict(dict)
     for layout in layouts:
         by_cut[layout.cut].setdefault(layout.stages, layout)
@@ -330,7 +336,7 @@ def _model_costs(
     return {cut: of if isinstance(of, str) else replace(of, grows=grows) for cut, of in out.items()}
 
 
-def _look(waiting: CandidateQueue, ranking: Ranking, work: Planners) -> None:
+def _plan_in_rounds(waiting: CandidateQueue, ranking: Ranking, work: Planners) -> None:
     """Plans the layouts that may be among the best, one round at a time."""
     count = _count(ranking.question.job)
     some, looked, below = waiting.plain(), 0, inf
@@ -362,12 +368,12 @@ def _noted(one: Predicted | Unplannable | Slower, ranking: Ranking, waiting: Can
 
 
 def _count(job: Job) -> int:
-    """The number of layouts to find."""
+    """Returns the number of layouts to find."""
     return max(1, job.search.measure)
 
 
 def _finalists(ranking: Ranking, work: Planners, count: int) -> list[Finalist]:
-    """The best ``count`` layouts that fit, after deciding which blocks the first few recompute."""
+    """Returns the best ``count`` layouts that fit, after deciding which blocks the first few recompute."""
     settled: dict[LayoutCandidate, Finalist] = {}
     while ranking.best:
         some = ranking.best[: max(count, FINALISTS)]
@@ -394,7 +400,7 @@ MOST_PROCESSES = 8
 
 
 def processes() -> int:
-    """One process per core."""
+    """Returns one process per core."""
     return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
 
 
@@ -445,7 +451,7 @@ def planners(
 
 @cache
 def _traces(keeps_messages: bool | None, shallow: bool) -> Traces:
-    """The traces of a child, which it keeps for all tasks of the search."""
+    """Returns the traces of a child, which it keeps for all tasks of the search."""
     return Traces(own=True, keeps_messages=keeps_messages, shallow=shallow)
 
 

@@ -78,7 +78,7 @@ def _row(n: int, one: Predicted, first: Predicted) -> tuple[str, ...]:
 
 
 def layout(one: Predicted) -> str:
-    """A layout in few words; omits what it does not use."""
+    """Returns a layout in few words; omits what it does not use."""
     candidate = one.layout
     words = [f"tp {candidate.tp} {candidate.operators}"] if candidate.tp > 1 else []
     if candidate.stages > 1:
@@ -95,7 +95,7 @@ def layout(one: Predicted) -> str:
 
 
 def _slower(one: Predicted, first: Predicted) -> str:
-    """The term that slows it down most, with its total difference from the first in percent."""
+    """Returns the term that slows it down most, with its total difference from the first in percent."""
     before = dict(first.terms)
     name, more = max(((name, took - before[name]) for name, took in one.terms), key=lambda term: term[1])
     if one is first or more <= 0:
@@ -147,7 +147,7 @@ def _value(name: str, one: Predicted) -> str:
 
 
 def _searched(ranking: Ranking) -> Iterator[str]:
-    """The names of the fields that the request leaves open."""
+    """Yields the names of the fields that the request leaves open."""
     over = ranking.question.job.search.over
     for name, key in KEYS.items():
         below = key if name != "chunks" else "parallel.pipeline.interleave"
@@ -173,7 +173,10 @@ OWN = ("model", "data", "loss", "metrics", "optim")
 
 
 def nothing(ranking: Ranking, other: tuple[RequestChange, int] | None = None) -> Problem:
-    """Why there is no layout: none fits, or none is possible. ``other``: a single change and its bytes."""
+    """Returns why there is no layout: none fits, or none is possible.
+
+    ``other``: a single change and its bytes.
+    """
     over = ranking.question.job.search.over
     key, shown = next(iter(over), "show"), "auto" if over else "nothing to search"
     if not ranking.predictions:

@@ -343,7 +343,7 @@ NAMED_AFTER_THE_RUN = {"wandb": "project", "mlflow": "experiment", "trackio": "p
 
 
 def problems(job: Job) -> Iterator[Problem]:
-    """A problem for each logger whose package is not installed."""
+    """Yields a problem for each logger whose package is not installed."""
     for name, packages in PACKAGES.items():
         settings = getattr(job.logger, name)
         remote = name == "mlflow" and settings is not None and settings.tracking_uri is not None
@@ -381,6 +381,6 @@ def _started(run: Path, begin: dict[str, Any]) -> LoggerProcess:
 
 
 def board(run: Path, before: Sequence[Mapping[str, Any]]) -> TensorBoard:
-    """The event files of TensorBoard in the run folder; ``before``: rows of earlier starts."""
+    """Returns the event files of TensorBoard in the run folder; ``before``: rows of earlier starts."""
     texts = {name: (run / name).read_text(encoding="utf-8") for name in ("config.yaml", "plan.txt")}
     return TensorBoard(run, before, texts)

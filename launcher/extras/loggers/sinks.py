@@ -39,7 +39,7 @@ LEFT_OUT = ("step", "steps")
 
 
 def tag(key: str) -> str:
-    """The name that a metric has in a logger.
+    """Returns the name that a metric has in a logger.
 
     >>> tag("loss"), tag("val_loss"), tag("val_accuracy_ema")
     ('train/loss', 'val/loss', 'val/accuracy_ema')
@@ -48,7 +48,7 @@ def tag(key: str) -> str:
 
 
 def figures(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row by their names in a logger.
+    """Returns the numbers of a row by their names in a logger.
 
     >>> figures({"step": 3, "steps": 9, "loss": 1.5, "val_loss": None})
     {'train/loss': 1.5}
@@ -58,7 +58,7 @@ def figures(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Settings by dotted key; an empty group is a value.
+    """Returns settings by dotted key; an empty group is a value.
 
     >>> flat({"model": {"name": "lm", "lora": None}, "steps": {}})
     {'model.name': 'lm', 'model.lora': None, 'steps': {}}

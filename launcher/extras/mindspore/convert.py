@@ -183,7 +183,7 @@ def file_transform(
         )
     dst = to if isinstance(to, Strategy | StrategyFile) else None
     files = {at: open_source(path, verify=verify) for at, path in paths.items()}
-    slices = _slices(files)
+    slices = _specs(files)
 
     # for one rank, keep only the tensors that the given files have
     if rank is not None:
@@ -265,7 +265,7 @@ def sides(src: StrategyInput, dst: StrategyInput | None) -> tuple[Strategy, Stra
     return before, with_left_out_tensors(after, before)
 
 
-def _slices(files: Mapping[int, RankSource]) -> dict[str, TensorSpec]:
+def _specs(files: Mapping[int, RankSource]) -> dict[str, TensorSpec]:
     """Returns each tensor's spec, by name, from the first rank that has it.
 
     The specs of the other ranks are checked against the strategy later.

@@ -37,7 +37,7 @@ def _check_folder(path: Path) -> None:
 
 
 def _check_suffix(step: MergeStrategies, key: str) -> list[Problem]:
-    """A problem if suffix and form differ. It has no cure, as either of them may be intended."""
+    """Returns a problem if suffix and form differ. It has no cure, as either of them may be intended."""
     suffix = SUFFIX.get(step.form)
     if step.dst is None or suffix is None or Path(step.dst).suffix == suffix or Path(step.dst).is_dir():
         return []
@@ -52,7 +52,7 @@ def run_on_files(step: MergeStrategies, run: RunFiles) -> dict[str, float]:
 
 
 def target(step: MergeStrategies, folder: Path, source: Path) -> Path:
-    """The file that ``step`` names, else a file in ``folder`` with the suffix of the resulting form."""
+    """Returns the file that ``step`` names, else a file in ``folder`` with the suffix of the new form."""
     if step.dst is not None:
         return Path(step.dst)
     form: str = step.form
@@ -69,7 +69,7 @@ def merge(step: MergeStrategies, source: Path, merged: Path) -> int:
 
 
 def prepared(step: MergeStrategies, source: Path, merged: Path) -> tuple[int, Callable[[], None]]:
-    """The number of files to merge, and the function that writes the result.
+    """Returns the number of files to merge, and the function that writes the result.
 
     Raises as ``merge``; writes nothing itself.
     """

@@ -553,7 +553,7 @@ def _is_statistic(name: str) -> bool:
 
 
 def _copied(strategy: Strategy, ranks: Iterable[int]) -> set[tuple[str, Box]]:
-    """The pieces, by name and box, that several of ``ranks`` hold."""
+    """Returns the pieces, by name and box, that several of ``ranks`` hold."""
     counts = Counter(piece for rank in ranks for piece in held_boxes(strategy, rank).items())
     return {piece for piece, count in counts.items() if count > 1}
 

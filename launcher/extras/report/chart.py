@@ -57,7 +57,7 @@ def chart(title: str, curves: Mapping[str, Curve]) -> str:
 
 
 def _line(name: str, curve: Curve, color: str, at: list[tuple[float, float]]) -> Iterator[str]:
-    """A line; if it has few points, these are marked and show their values on hover."""
+    """Yields a line; if it has few points, these are marked and show their values on hover."""
     yield f'<path d="{_path(at)}" fill="none" stroke="{color}" stroke-width="1.5"/>'
     if len(curve) <= 60:
         for (x, y), p in zip(at, curve, strict=True):
@@ -70,7 +70,7 @@ def _path(points: list[tuple[float, float]]) -> str:
 
 
 def _range(low: float, high: float) -> tuple[float, float]:
-    """The range with some margin at both ends; never empty."""
+    """Returns the range with some margin at both ends; never empty."""
     if isclose(low, high):
         room = abs(low) * 0.05 or 1.0
         return low - room, high + room
@@ -79,7 +79,7 @@ def _range(low: float, high: float) -> tuple[float, float]:
 
 
 def _marks(low: float, high: float) -> list[float]:
-    """Three to six round numbers between the two.
+    """Returns three to six round numbers between the two.
 
     >>> _marks(1.9, 4.3), _marks(0.00012, 0.00034)
     ([2.0, 2.5, 3.0, 3.5, 4.0], [0.00015, 0.0002, 0.00025, 0.0003])

@@ -100,7 +100,7 @@ def _head(content: PageContent) -> Iterator[str]:
 
 
 def _order(curves: Mapping[str, Curve]) -> list[str]:
-    """The figures to show: known ones first, then the others in the order of their appearance."""
+    """Returns the figures to show: known ones first, then the others in the order of their appearance."""
     shown = [key for key in curves if key not in LEFT_OUT and len(curves[key])]
     return [*(key for key in FIRST if key in shown), *(key for key in shown if key not in FIRST)]
 
@@ -207,7 +207,7 @@ class RunReport:
             self._due = now + max(EVERY_S, SHARE * (now - begun))
 
     def loss(self, width: int = 40) -> str:
-        """The loss curve as a line of text; "" with fewer than two values."""
+        """Returns the loss curve as a line of text; "" with fewer than two values."""
         curve = self.curves.get("loss", Curve())
         if len(curve) < 2:
             return ""

@@ -70,7 +70,10 @@ class CellProcess:
             )
 
     def result(self, ended: str = "", why: str = "") -> CellResult | None:
-        """The result; ``None`` while it runs. ``ended``, ``why``: status and reason of a stopped cell."""
+        """Returns the result; ``None`` while it runs.
+
+        ``ended``, ``why``: status and reason of a stopped cell.
+        """
         code = self._child.poll()
         if code is None:
             return None
@@ -120,7 +123,7 @@ def _dies_with(parent: int) -> None:
 
 
 def _why(code: int, output: str) -> str:
-    """The first problem of a refused request, otherwise the exit code and the last line of its output."""
+    """Returns the first problem of a refused request, otherwise the exit code and the last line of output."""
     lines = [stripped for line in output.splitlines() if (stripped := line.strip())]
     heads = [i for i, line in enumerate(lines) if line.startswith("error: ") and "in this request" in line]
     if code == REFUSED and heads and heads[0] + 1 < len(lines):
@@ -129,7 +132,7 @@ def _why(code: int, output: str) -> str:
 
 
 def known_result(folder: Path, cell: Cell) -> CellResult | None:
-    """The result in the cell's ``status.json``; ``None`` if there is none for the cell's overrides.
+    """Returns the result in the cell's ``status.json``; ``None`` if there is none for the cell's overrides.
 
     A ``status.json`` that is a link is not read: the cell has failed.
     """

@@ -44,7 +44,10 @@ def refuse_long_array(sweep_request: SweepRequest, checked: Sequence[CheckedCell
 def submitted(
     sweep_request: SweepRequest, at: Path, checked: Sequence[CheckedCell]
 ) -> tuple[CellResult, ...]:
-    """The known result of each cell; submits those that are missing or failed. Raises ``RunError``."""
+    """Returns the known result of each cell; submits those that are missing or failed.
+
+    Raises ``RunError``.
+    """
     numbers = folder.texts(at / slurm_files.NUMBERS)
     slurm = sweep_request.first.job.launch.slurm
     alive = slurm_jobs.jobs() if numbers and slurm is not None and slurm.submit else frozenset()

@@ -24,7 +24,7 @@ ASIDE = {"sweep", "search", "recipe", "run_dir", "runs", "show"}
 
 
 def run_digest(job: Job, plan: Plan) -> str:
-    """A digest of the plan, and of the settings that the plan might not contain.
+    """Returns a digest of the plan, and of the settings that the plan might not contain.
 
     If in doubt, equal runs get different digests: running a cell twice is better than skipping another.
     """

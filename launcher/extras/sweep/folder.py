@@ -38,7 +38,7 @@ HOME = Path("runs/sweeps")
 
 
 def open_folder(named: Path | None, words: Sequence[str]) -> Path:
-    """``named``, else the folder of this sweep if Slurm restarts its job, else a new one.
+    """Returns ``named``, else the folder of this sweep if Slurm restarts its job, else a new one.
 
     Raises ``RequestError`` if there is a link in it, where the sweep or a cell would write.
     """
@@ -118,7 +118,7 @@ def named(folder: Path, cells: Sequence[Cell]) -> tuple[Cell, ...]:
 
 
 def known_cells(folder: Path) -> dict[str, list[str]]:
-    """The overrides of each known cell, by name.
+    """Returns the overrides of each known cell, by name.
 
     Raises ``RequestError`` for a file that is damaged, or has a name that leads out of ``folder``.
     """
@@ -143,7 +143,7 @@ def known_cells(folder: Path) -> dict[str, list[str]]:
 
 
 def another(folder: Path) -> str:
-    """The word that names a new folder beside ``folder``, ready for a shell."""
+    """Returns the word that names a new folder beside ``folder``, ready for a shell."""
     new = next(p for k in itertools.count(2) if not os.path.lexists(p := f"{folder}-{k}"))
     return shlex.quote(f"sweep_dir={new}")
 
@@ -156,7 +156,7 @@ UNCOMPARED = (
 
 
 def edited(run: Path, job: Job) -> tuple[str, Any, Any] | None:
-    """The first setting that the run in ``run`` had otherwise: its key, its value there and that of ``job``.
+    """Returns the first setting that differs in ``run``: its key, its value there, and that of ``job``.
 
     ``None`` if there is none, or if no run has started there. Secrets are hidden, and not compared.
     """
@@ -170,7 +170,7 @@ def edited(run: Path, job: Job) -> tuple[str, Any, Any] | None:
 
 
 def _inner(difference: tuple[str, Any, Any]) -> tuple[str, Any, Any]:
-    """The same difference at the first key below that has it."""
+    """Returns the same difference at the first key below that has it."""
     key, old, new = difference
     if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
         below = next((name for name in new if old[name] != new[name]), None)
@@ -180,7 +180,10 @@ def _inner(difference: tuple[str, Any, Any]) -> tuple[str, Any, Any]:
 
 
 def texts(file: Path) -> dict[str, str]:
-    """The texts in ``file``, by names of cells; empty if it is damaged, so that its cells run again."""
+    """Returns the texts in ``file``, by names of cells.
+
+    There are none if the file is damaged, so that its cells run again.
+    """
     try:
         content = read_json(file)
     except (OSError, ValueError):
@@ -197,7 +200,7 @@ def prune(folder: Path, name: str, why: str) -> None:
 
 
 def identity(overrides: Sequence[str]) -> tuple[str, ...]:
-    """The overrides that identify a cell, as ``status.json`` records them: with digests of secrets."""
+    """Returns the overrides that identify a cell, as ``status.json`` has them: with digests of secrets."""
     return tuple(map(redact.identity, without_run_dir(overrides)))
 
 

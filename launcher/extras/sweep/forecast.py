@@ -56,7 +56,7 @@ class Forecast:
 
 
 def forecast(job: Job, plan: Plan) -> Forecast:
-    """The forecast of ``plan``, which must be that of ``job``."""
+    """Returns the forecast of ``plan``, which must be that of ``job``."""
     ranks, estimate = local_ranks(job, plan), plan.estimate
     size, step = plan.sizes.grid.size, plan.estimate.step
     needed = fit(job, plan, ranks, ENDLESS, besides={}) if ranks else None

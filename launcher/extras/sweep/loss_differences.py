@@ -48,7 +48,10 @@ class Gap:
 
 
 def gaps(folder: Path, results: Sequence[CellResult], precisions: Mapping[str, str]) -> dict[str, Gap]:
-    """The gap between each result and the first one with the same ``number_settings``; all cells are done."""
+    """Returns the gap between each result and the first one with the same ``number_settings``.
+
+    All cells must be done.
+    """
     first: dict[tuple[str, ...], tuple[str, list[Row]]] = {}
     out = {}
     for result in results:
@@ -64,7 +67,7 @@ def gaps(folder: Path, results: Sequence[CellResult], precisions: Mapping[str, s
 
 
 def number_settings(cell: Cell) -> tuple[str, ...]:
-    """The overrides of a cell on which its numbers depend: all but those of the layout."""
+    """Returns the overrides of a cell on which its numbers depend: all but those of the layout."""
     return tuple(word for word in cell.overrides if not _of_the_layout(word.lstrip("+~").partition("=")[0]))
 
 
@@ -80,7 +83,7 @@ def _gap(of: str, its: Sequence[Row], mine: Sequence[Row], allowed: float) -> Ga
 
 
 def _error(a: Row, b: Row, name: str) -> float:
-    """The relative difference; 0 if both are null, infinite if only one is."""
+    """Returns the relative difference; 0 if both are null, infinite if only one is."""
     one, other = a.get(name), b.get(name)
     if one is None or other is None:
         return 0.0 if one is other else inf

@@ -58,13 +58,13 @@ class RowReader:
 
 
 def reports(rows: Sequence[Row], metric: str) -> Reports:
-    """The metric after each step or validation that reports it; null becomes NaN."""
+    """Returns the metric after each step or validation that reports it; null becomes NaN."""
     pairs = [(row["step"], row[metric]) for row in rows if metric in row]
     return [(step, float("nan") if value is None else float(value)) for step, value in pairs]
 
 
 def measured(rows: Sequence[Row]) -> dict[str, float]:
-    """Medians over all steps except the first, and the maximum memory of rank 0."""
+    """Returns medians over all steps except the first, and the maximum memory of rank 0."""
     steps = [row for row in rows if "loss" in row]
     figures: dict[str, float] = {}
     for name in MEASURED:

@@ -216,7 +216,7 @@ def _word(axis: SweepAxis, params: Mapping[str, Any]) -> str:
 
 
 def _params(axes: Sequence[SweepAxis], known: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
-    """The parameters of each earlier proposal of this sweep, without repeats for other seeds."""
+    """Yields the parameters of each earlier proposal of this sweep, without repeats for other seeds."""
     last: dict[str, Any] | None = None
     for words in known:
         params = _param(axes, words)
@@ -226,7 +226,7 @@ def _params(axes: Sequence[SweepAxis], known: Sequence[Sequence[str]]) -> Iterat
 
 
 def _param(axes: Sequence[SweepAxis], words: Sequence[str]) -> dict[str, Any] | None:
-    """The parameters that ``words`` set; ``None`` if they belong to another sweep."""
+    """Returns the parameters that ``words`` set; ``None`` if they belong to another sweep."""
     params: dict[str, Any] = {}
     for axis, word in zip(axes, words, strict=False):
         if axis.interval is not None:

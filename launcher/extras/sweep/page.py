@@ -58,7 +58,7 @@ class _Axis:
 
 
 def drawn(rows: Sequence[Mapping[str, str]], titles: Sequence[str], ranks: Sequence[float]) -> str:
-    """An SVG of ``rows``, one per cell, with the same keys; ``ranks``: from 0 for the best cell to 1.
+    """Returns an SVG of ``rows``, one per cell, with the same keys; ``ranks``: from 0 for the best cell to 1.
 
     ``titles``: the tooltip of each cell's line.
     """

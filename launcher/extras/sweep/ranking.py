@@ -73,7 +73,7 @@ class Results:
         )
 
     def _point(self, line: ResultLine) -> tuple[float, ...] | None:
-        """The cell's metric, speed and memory; smaller is better. ``None`` if one is unknown."""
+        """Returns the cell's metric, speed and memory; smaller is better. ``None`` if one is unknown."""
         metrics = line.result.metrics
         speed = next((metrics[name] for name in SPEEDS if name in metrics), None)
         if line.value is None or speed is None or MEMORY not in metrics or line.result.same_as:
@@ -122,7 +122,10 @@ def curves(folder: Path, results: Sequence[CellResult]) -> Iterator[tuple[str, C
 
 
 def value(result: CellResult, metric: str) -> float | None:
-    """The value by which a cell is ranked; ``None`` unless it is done and the value is a finite number."""
+    """Returns the value by which a cell is ranked.
+
+    Returns ``None`` unless it is done and the value is a finite number.
+    """
     number = result.seconds if metric == "seconds" else result.metrics.get(metric)
     if result.status != "done" or not isinstance(number, int | float) or not isfinite(number):
         return None

@@ -59,7 +59,7 @@ def problems(settings: Sweep, axes: Sequence[SweepAxis], jobs: Sequence[Job]) ->
 
 
 def metric(settings: Sweep, jobs: Sequence[Job]) -> str:
-    """The metric by which cells are sorted."""
+    """Returns the metric by which cells are sorted."""
     if settings.metric is not None:
         return settings.metric
     return "val_loss" if any(_validates(job) for job in jobs) else "loss"
@@ -231,7 +231,7 @@ def _ends(axes: Sequence[SweepAxis]) -> Iterator[Cell]:
 
 
 def _one_value(axis: SweepAxis) -> Problem:
-    """The problem of a setting of the sweep itself that has several values."""
+    """Returns the problem of a setting of the sweep itself that has several values."""
     key = axis.key.lstrip("+")
     shown = ",".join(word.partition("=")[2] for word in axis.words)
     return Problem(key, f"{shown}: all cells share one {key}; give one value", axis.words[0])
@@ -244,7 +244,10 @@ def _own_folder(run_dir: str, args: Args) -> Problem:
 
 
 def check(request: Request) -> Forecast | None:
-    """The forecast of the request's plan. Raises ``BadRequest`` if the request would be refused in a run."""
+    """Returns the forecast of the request's plan.
+
+    Raises ``BadRequest`` if the request would be refused in a run.
+    """
     from launcher.run.run import rehearse
 
     try:
@@ -255,7 +258,7 @@ def check(request: Request) -> Forecast | None:
 
 
 def impossible(requests: Mapping[Cell, Request], planned: bool) -> dict[Cell, BadRequest]:
-    """The cells that would be refused when they run, with the reason."""
+    """Returns the cells that would be refused when they run, with the reason."""
     from launcher.run.run import rehearse
 
     out = {}
@@ -268,7 +271,7 @@ def impossible(requests: Mapping[Cell, Request], planned: bool) -> dict[Cell, Ba
 
 
 def together(errors: Mapping[Cell, BadRequest]) -> BadRequest:
-    """One error with each problem once, whichever cells have it."""
+    """Returns one error with each problem once, whichever cells have it."""
     places: dict[Problem, Origins] = {}
     for error in errors.values():
         origins = error.origins if isinstance(error.origins, Origins) else Origins()
@@ -279,6 +282,6 @@ def together(errors: Mapping[Cell, BadRequest]) -> BadRequest:
 
 
 def reason(error: RequestError, words: Sequence[str]) -> str:
-    """The problems in one line, without the secrets of the command line ``words``."""
+    """Returns the problems in one line, without the secrets of the command line ``words``."""
     text = "; ".join(f"{p.key}: {p.text}" if p.key else p.text for p in error.problems)
     return redact.hide(text, redact.typed(words))

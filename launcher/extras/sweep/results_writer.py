@@ -104,7 +104,8 @@ class ResultsWriter:
         if off and all(gap.right for gap in off.values()):
             most = max(gap.early for gap in off.values())
             out.append(
-                f"the losses of {len(off)} cells equal those of the same run in another layout, to {most:.1e}"
+                f"the losses of {len(off)} cells differ by at most {most:.1e} from those of the same run in "
+                "another layout"
             )
         if (self._folder / BEST).is_file() and ranked.best is not None:
             out.append(f"best: {ranked.best.name}, as a recipe in {self._folder / BEST}")

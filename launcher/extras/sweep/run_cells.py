@@ -176,7 +176,7 @@ class CellRuns:
         self.watch.ended(result, known)
 
     def _all(self) -> tuple[CellResult, ...]:
-        """All results; a cell that is the same run as another cell has a copy of its result."""
+        """Returns all results; a cell that is the same run as another cell has a copy of its result."""
         out = []
         for result in self.results.values():
             twin = self.results.get(result.same_as)

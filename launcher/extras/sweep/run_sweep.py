@@ -142,7 +142,7 @@ def _named(sweep_request: SweepRequest, checked: Sequence[CheckedCell], at: Path
 
 
 def _wrong(sweep_request: SweepRequest) -> tuple[str, ...]:
-    """The statuses that fail a sweep. A sampler may propose cells that are refused."""
+    """Returns the statuses that fail a sweep. A sampler may propose cells that are refused."""
     return ("failed", "interrupted", *(("refused",) if sweep_request.settings.sampler == GRID else ()))
 
 

@@ -23,13 +23,13 @@ class Sampler(Protocol):
         """The total number of cells, if it is known."""
 
     def ask(self) -> CheckedCell | None:
-        """The next cell; ``None`` while the sampler waits for results."""
+        """Returns the next cell; ``None`` while the sampler waits for results."""
 
     def tell(self, result: CellResult, reports: Reports) -> None:
         """Called once with the result of each cell that was not interrupted."""
 
     def prune_reason(self, name: str, reports: Reports) -> str:
-        """Why the cell ``name`` should be pruned; "" if it should not."""
+        """Returns why the cell ``name`` should be pruned; "" if it should not."""
 
 
 class GridSampler:

@@ -64,7 +64,7 @@ class Slots:
         self._taken.remove(slot)
 
     def room(self, forecast: Forecast | None) -> int:
-        """How many such cells can run at a time on this machine if it is free; at least 1."""
+        """Returns how many such cells can run at a time on this machine if it is free; at least 1."""
         tried = Slots(self._machine, self._most)
         count = 0
         while count < self._machine.cores + len(self._machine.devices) and tried.take(forecast):
@@ -100,7 +100,7 @@ class Slots:
 
 
 def machine(env: Mapping[str, str] = os.environ) -> LocalMachine:
-    """This machine, as it is now.
+    """Returns this machine, as it is now.
 
     Devices are listed only if a known environment variable selects among them; without, cells that need
     devices run one after another.
@@ -119,5 +119,5 @@ def machine(env: Mapping[str, str] = os.environ) -> LocalMachine:
 
 
 def side_by_side(settings: Sweep, metric: str) -> int | Literal["auto"]:
-    """How many cells run at a time; for ``auto``, one if the metric is their speed."""
+    """Returns how many cells run at a time; for ``auto``, one if the metric is their speed."""
     return 1 if settings.parallel == "auto" and metric in TIMED else settings.parallel

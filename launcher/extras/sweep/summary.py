@@ -35,7 +35,7 @@ DIGITS = 8
 
 
 def lines(columns: Mapping[str, Sequence[str]], width: int = WIDTH) -> Iterator[str]:
-    """The lines of a table. ``columns`` by header, the most important first; empty ones are left out.
+    """Yields the lines of a table. ``columns`` by header, the most important first; empty ones are left out.
 
     >>> for line in lines({"cell": ["0", "1"], "lr": ["0.1", "0.01"], "none": ["", ""]}): print(line)
       cell  lr
@@ -58,7 +58,7 @@ def lines(columns: Mapping[str, Sequence[str]], width: int = WIDTH) -> Iterator[
 
 
 def figure(value: object) -> str:
-    """A value as tables show it.
+    """Returns a value as tables show it.
 
     >>> figure(0.000123456), figure(12345.6), figure(3), figure(None)
     ('0.0001235', '12346', '3', '')
@@ -71,7 +71,7 @@ def figure(value: object) -> str:
 
 
 def short_text(text: str) -> str:
-    """A text, shortened to fit a table cell.
+    """Returns a text, shortened to fit a table cell.
 
     >>> short_text("0.07963234721775597"), short_text("1f1b"), short_text("a_very_long_name_of_a_recipe")
     ('0.07963', '1f1b', 'a_very_long_name_of_a...')
@@ -83,7 +83,7 @@ def short_text(text: str) -> str:
 
 
 def number(name: str) -> str:
-    """The number of the cell with this ``name``."""
+    """Returns the number of the cell with this ``name``."""
     return name.partition("-")[0]
 
 
@@ -205,7 +205,7 @@ def _keys(results: Results) -> list[str]:
 
 
 def _last(key: str, keys: Sequence[str]) -> str:
-    """The shortest suffix of ``key`` that no other key has.
+    """Returns the shortest suffix of ``key`` that no other key has.
 
     >>> _last("optim.lr", ["optim.lr", "model.dim"]), _last("a.b.x", ["a.b.x", "a.c.x"])
     ('lr', 'b.x')
@@ -219,7 +219,7 @@ def _last(key: str, keys: Sequence[str]) -> str:
 
 
 def _repeats(shown: Sequence[ResultLine], results: Results) -> tuple[list[str], list[str]]:
-    """Means and standard deviations over seeds, shown only for the first run of each cell."""
+    """Returns means and standard deviations over seeds, shown only for the first run of each cell."""
     means, spreads = [], []
     for line in shown:
         mean, spread = results.groups.get(line.result.cell.varied, (None, None))

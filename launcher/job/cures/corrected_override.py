@@ -22,7 +22,7 @@ NEGATED = re.compile(r"\A((disable|no|not|non|dont|without|skip)[_-]|disabled?\Z
 
 
 def value(parts: tuple[str, ...], bad: Any, data: Any) -> str:
-    """``key=value`` with the first reading of ``bad`` that the schema accepts; "" if there is none."""
+    """Returns ``key=value`` with the first reading of ``bad`` that the schema accepts, or ""."""
     key = ".".join(parts)
     note = schema_keys.at(parts, data)
     if hidden(key, bad) or note is None:
@@ -34,7 +34,7 @@ def value(parts: tuple[str, ...], bad: Any, data: Any) -> str:
 
 
 def _tokenizer_file(parts: tuple[str, ...], bad: Any, data: Any) -> str:
-    """The overrides for a tokenizer that is named by its file, or by its folder; "" otherwise."""
+    """Returns the overrides for a tokenizer that is named by its file, or by its folder; "" otherwise."""
     sibling = (*parts[:-1], "tokenizer_file")
     if parts[-1] != "tokenizer" or not isinstance(bad, str) or schema_keys.at(sibling, data) is None:
         return ""
@@ -49,7 +49,7 @@ WITHOUT_GUESS = ("tokenizer",)
 
 
 def group(parts: tuple[str, ...], bad: Mapping[str, Any], data: Any) -> str:
-    """``key={...}`` with the first change to ``bad`` that the schema accepts; "" if it accepts none.
+    """Returns ``key={...}`` with the first change to ``bad`` that the schema accepts; "" if it accepts none.
 
     It first sorts lists of numbers and removes duplicates; then it tries the other words that a key accepts.
     """
@@ -80,14 +80,15 @@ GENERIC = ("path", "dir", "name", "root", "format", "cache", "weights", "config"
 
 
 def choice(word: object, names: Sequence[str], title: str) -> str:
-    """The end of a message about an unknown ``word``: the most similar name, and all names."""
+    """Returns the end of a message about an unknown ``word``: the most similar name, and all names."""
     return f"{did_you_mean(nearest(word, names))} ({title}: {', '.join(names)})"
 
 
 def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
-    """A valid key in place of ``parts``, whose part ``bad`` is unknown; ``None`` if none or several match.
+    """Returns a valid key in place of ``parts``, whose part ``bad`` is unknown.
 
-    Without ``data``, the keys of every model, data set, optimizer and step are valid.
+    Returns ``None`` if none or several match. Without ``data``, the keys of every model, data set, optimizer
+    and step are valid.
     """
     leaf = parts[-1].lower().replace("-", "_")
     if ".".join(parts[-2:]).lower() in UNSUPPORTED or (bad == len(parts) - 1 and leaf in UNSUPPORTED):
@@ -102,7 +103,7 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
         return of_step
     ours = our_key((*parts[:-1], leaf), valid) or our_key(parts, valid)
     section = ".".join(parts[:bad])
-    if any(section.startswith(f"{node}.") for node in OPEN):  # settings of the user's own names stay there
+    if any(section.startswith(f"{node}.") for node in OPEN):  # the user's own names: stay there
         names = schema_keys.names(tuple(parts[:bad]), data)
         there = _leaf(ours) if ours and _leaf(ours) in names else nearest(leaf, names)
         return f"{section}.{there}" if there and bad == len(parts) - 1 else None
@@ -142,7 +143,10 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
 
 
 def _of_step(parts: Sequence[str], leaf: str, data: Any) -> str | None:
-    """The key of a step's setting (such as src, dst) that ``leaf``, the last of ``parts``, may mean."""
+    """Returns the key of a step's setting that ``leaf``, the last of ``parts``, may mean.
+
+    Examples are src and dst.
+    """
     if len(parts) != 3 or parts[0] != "steps":
         return None
     field = step_setting(leaf, [*schema_keys.names(tuple(parts[:2]), data or {})])
@@ -167,7 +171,7 @@ def _leaf(key: str) -> str:
 
 
 def _only(parts: Sequence[str], keys: Sequence[str]) -> str | None:
-    """The key that ``parts`` most likely means; ``None`` if several are equally likely.
+    """Returns the key that ``parts`` most likely means; ``None`` if several are equally likely.
 
     This is the most similar one or, for a name without a section, the one with the fewest dots.
     """

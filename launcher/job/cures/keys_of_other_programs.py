@@ -215,7 +215,7 @@ _HALF = "parallel.fp32_communication=true reduces gradients in fp32; other dtype
 _LIKE_LLAMA = "not supported; model=lm is a decoder like Llama (RMSNorm, rotary positions, SwiGLU, no biases)"
 
 
-_NO_EXPERTS = "the shipped models have no experts; model=hf builds models of transformers that have"
+_NO_EXPERTS = "the shipped models have no experts; model=hf builds models of transformers that have them"
 
 
 _END = "a schedule ends at the last optimizer step, train.steps"
@@ -548,7 +548,10 @@ GROUPS = {
 
 
 def group(name: str) -> str:
-    """The group of which the key ``name`` chooses an option in other programs; "" for any other key."""
+    """Returns the group of which the key ``name`` chooses an option in other programs.
+
+    Returns "" for any other key.
+    """
     parts = name.lower().replace("-", "_").split(".")
     return next((g for g, names in GROUPS.items() if {".".join(parts[-2:]), parts[-1]} & {*names}), "")
 
@@ -598,7 +601,7 @@ VALUES = {
     },
     **{("checkpoint.resume", word): (_OF_RUN, "") for word in ("True", "true")},
     **{
-        ("checkpoint.resume", word): ("never is the word", "checkpoint.resume=never")
+        ("checkpoint.resume", word): ("the value for this is never", "checkpoint.resume=never")
         for word in ("False", "false")
     },
     **{
@@ -614,7 +617,7 @@ VALUES = {
         for name in ("fp8", "int8", "int4", "nf4", "fp4", "mxfp8", "float8")
     },
     **{
-        ("checkpoint.async", word): ("true is the word", "checkpoint.async=true")
+        ("checkpoint.async", word): ("the value for this is true", "checkpoint.async=true")
         for word in ("async", "thread", "threads", "async_with_pinned_mem")
     },
     ("train.batch_size", "auto"): ("not supported; set the number of samples of all ranks", ""),
@@ -623,7 +626,7 @@ VALUES = {
 
 
 def of_value(key: str, value: object) -> tuple[str, str] | None:
-    """The explanation and the cure of ``VALUES``; ``None`` for any other value."""
+    """Returns the explanation and the cure of ``VALUES``; ``None`` for any other value."""
     if isinstance(value, str | bool):
         return VALUES.get((key, str(value))) or VALUES.get((key, str(value).lower()))
     return None
@@ -638,7 +641,10 @@ OF_STEPS = {"dst": ("out", "output", "output_dir", "out_dir", "dest", "destinati
 
 
 def step_setting(name: str, fields: Collection[str]) -> str:
-    """The field of a step that ``name`` means, here or in other programs; "" if ``fields`` has none."""
+    """Returns the field of a step that ``name`` means, here or in other programs.
+
+    Returns "" if ``fields`` has none.
+    """
     if name in fields:
         return name
     return next((field for field, names in OF_STEPS.items() if field in fields and name in names), "")
@@ -649,13 +655,16 @@ SWITCHES = {half: f"train.precision={half}" for half in ("bf16", "fp16")}
 
 
 def our_key(parts: Sequence[str], valid: Collection[str]) -> str | None:
-    """Our key for a setting that other programs call ``parts``; ``None`` if ``valid`` has none."""
+    """Returns our key for a setting that other programs call ``parts``; ``None`` if ``valid`` has none."""
     known = {parts[-1].lower().replace("-", "_"), ".".join(parts[-2:]).lower()}
     return next((k for k, names in FOREIGN_NAMES.items() if known & set(names) and k in valid), None)
 
 
 def translated(name: str, value: object) -> object:
-    """The value here of another program's setting ``name``: PEFT names modules by the ends of their names."""
+    """Returns the value here of another program's setting ``name``.
+
+    For example, PEFT names modules by the ends of their names.
+    """
     if name not in ("target_modules", "lora_target_modules"):
         return value
     if isinstance(value, list):
@@ -666,14 +675,17 @@ def translated(name: str, value: object) -> object:
 
 
 def switch(parts: Sequence[str], value: object) -> str:
-    """The override that another program's switch means when it is on; "" if ``parts`` is no such switch."""
+    """Returns the override that another program's switch means when it is on.
+
+    Returns "" if ``parts`` is no such switch.
+    """
     names = [part.lower() for part in parts]
     name = names[-2] if names[-1] == "enabled" and len(names) > 1 else names[-1]
     return SWITCHES.get(name, "") if value is True else ""
 
 
 def why_not(name: str) -> str:
-    """Why a setting of other programs does not exist here; "" for any other name.
+    """Returns why a setting of other programs does not exist here; "" for any other name.
 
     Args:
         name: the key, or a flag.

@@ -122,7 +122,7 @@ ALMOST = {
 
 
 def of_other_programs(group: str, option: str) -> tuple[str, str] | None:
-    """The explanation and the override of ``ALMOST``; ``None`` for any other option."""
+    """Returns the explanation and the override of ``ALMOST``; ``None`` for any other option."""
     return ALMOST.get((group, option.lower().rpartition("/")[2].replace("-", "_")))
 
 
@@ -131,12 +131,12 @@ NAMES = {"fit": "train", "generate": "sample", "validate": "evaluate"}
 
 
 def right_name(group: str, option: str, options: Sequence[str]) -> str | None:
-    """The one of ``options`` that ``option`` means or misspells; ``None`` if there is none."""
+    """Returns the one of ``options`` that ``option`` means or misspells; ``None`` if there is none."""
     return (NAMES.get(option) if group == "steps" else None) or nearest(option, options)
 
 
 def no_option(group: str, option: str, options: Sequence[str]) -> Problem:
-    """The problem of an unknown option of a group, with the most similar one as the cure."""
+    """Returns the problem of an unknown option of a group, with the most similar one as the cure."""
     word, title = ("step", "steps") if group == "steps" else ("option", "options")
     if (known := of_other_programs(group, option)) is not None:
         why, fixed = known

@@ -18,7 +18,7 @@ from launcher.job.schema.redact import values
 
 
 def pasted(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[str, ...]:
-    """``words`` with the cure in place of the words at fault, or at the end if a file is at fault."""
+    """Returns ``words`` with the cure in place of the words at fault, or at the end if a file is at fault."""
     new = shlex.split(problem.cure)
     start, taken = _place(words, problem, origins)
     if start is None:
@@ -38,7 +38,7 @@ def with_placeholder(words: Sequence[str], problem: Problem, origins: Origins) -
 
 
 def _place(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[int | None, int]:
-    """The index of the first of the words that caused the problem, and their number.
+    """Returns the index of the first of the words that caused the problem, and their number.
 
     If they occur more than once, the last place counts, as for overrides.
     """
@@ -54,7 +54,7 @@ def _place(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[in
 
 
 def typed_origin(problem: Problem, origins: Origins) -> Origin | None:
-    """The override that set the key of ``problem``; ``None`` if a file set it or nothing did."""
+    """Returns the override that set the key of ``problem``; ``None`` if a file set it or nothing did."""
     origin = origins.of(problem.key) if problem.key else None
     return origin if origin is not None and origin.typed else None
 
@@ -80,12 +80,15 @@ def with_override(problem: Problem, origins: Origins) -> Problem:
 
 
 def _above_items(key: str) -> list[str]:
-    """The parts of ``key`` down to the first list: that of ``callbacks.0._target_`` is ``callbacks``."""
+    """Returns the parts of ``key`` down to the first list.
+
+    For ``callbacks.0._target_`` that is ``callbacks``.
+    """
     return list(takewhile(lambda part: not part.isdecimal(), key.split(".")))
 
 
 def swept(problem: Problem, origins: Origins, words: Sequence[str]) -> Problem:
-    """The ``problem`` of one cell of a sweep, with a cure that does not change the other cells."""
+    """Returns the ``problem`` of one cell of a sweep, with a cure that does not change the other cells."""
     origin = typed_origin(problem, origins)
     if not problem.cure or origin is None or origin.text in map(redacted, words):
         return problem
@@ -108,7 +111,7 @@ def swept(problem: Problem, origins: Origins, words: Sequence[str]) -> Problem:
 def with_group_cures(
     problems: Sequence[Problem], typed: Sequence[Override], origins: Origins
 ) -> tuple[Problem, ...]:
-    """If an override of a group of keys caused a problem, makes the corrected override its cure."""
+    """Makes the corrected override the cure of each problem that an override of a group of keys caused."""
     blamed = {p: _blamed(p, typed, origins) for p in problems}
     cures: dict[str, str] = {}
     for group in blamed.values():
@@ -122,7 +125,7 @@ def with_group_cures(
 
 
 def _blamed(problem: Problem, typed: Sequence[Override], origins: Origins) -> Override | None:
-    """The override of a group of keys that set the key of ``problem``; ``None`` if none did."""
+    """Returns the override of a group of keys that set the key of ``problem``; ``None`` if none did."""
     origin = origins.of(problem.key) if problem.key else None
     if origin is None or not origin.typed:
         return None
@@ -139,7 +142,7 @@ def _within(problem: Problem, group: Override) -> bool:
 
 
 def _cure(group: Override, problems: Sequence[Problem], origins: Origins) -> str:
-    """``group`` with the cures of ``problems`` applied; overrides of other keys follow it."""
+    """Returns ``group`` with the cures of ``problems`` applied; overrides of other keys follow it."""
     tree = copy.deepcopy(group.value)
     above = f"{group.key}."
     beside: list[str] = []
@@ -190,5 +193,8 @@ def _set(tree: dict[Any, Any], parts: Sequence[str], value: Any, dotted: bool) -
 
 
 def _longest_key(tree: Mapping[Any, Any], parts: Sequence[str]) -> int:
-    """The largest number of first ``parts`` that, joined by dots, are a key of ``tree``; 0 if none are."""
+    """Returns the largest number of first ``parts`` that, joined by dots, are a key of ``tree``.
+
+    It is 0 if none are.
+    """
     return next((n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in tree), 0)

@@ -69,5 +69,5 @@ def _short(text: str) -> str:
 
 
 def as_yaml(data: dict[str, Any]) -> str:
-    """A configuration as YAML for people: keys in their order, secrets hidden."""
+    """Returns a configuration as YAML for people: keys in their order, secrets hidden."""
     return yaml.safe_dump(redact.values(data), sort_keys=False, allow_unicode=True, width=120)

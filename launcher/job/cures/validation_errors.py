@@ -81,7 +81,10 @@ def _explained(error: ValidationError, data: Mapping[str, Any], origins: Origins
 
 
 def counted(keys: Sequence[str]) -> Problem:
-    """The problem that stands for all ``keys``: it names the key above all of them, or the first of them."""
+    """Returns the problem that stands for all ``keys``.
+
+    It names the key above all of them, or else the first of them.
+    """
     if len(keys) == 1:
         return Problem(keys[0], "is also wrong")
     levels = zip(*(key.split(".") for key in keys), strict=False)
@@ -92,7 +95,7 @@ def counted(keys: Sequence[str]) -> Problem:
 
 
 def shown(value: Any, key: str) -> str:
-    """A value as the user would write it, shortened, with secrets hidden."""
+    """Returns a value as the user would write it, shortened, with secrets hidden."""
     if hidden(key, value) or (secret(key) and isinstance(value, str)):
         return HIDDEN
     value, _ = _head(value, _WIDTH)
@@ -101,7 +104,7 @@ def shown(value: Any, key: str) -> str:
 
 
 def _head(value: Any, room: int) -> tuple[Any, int]:
-    """``value`` cut after its first ``room`` scalars, and the number of scalars that would still fit."""
+    """Returns ``value`` cut after its first ``room`` scalars, and how many more scalars would fit."""
     if isinstance(value, Mapping):
         group: dict[Any, Any] = {}
         for name, one in value.items():
@@ -121,7 +124,7 @@ def _head(value: Any, room: int) -> tuple[Any, int]:
 
 
 def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: Origins) -> Problem:
-    """The problem of a key whose part ``bad`` is unknown to the schema."""
+    """Returns the problem of a key whose part ``bad`` is unknown to the schema."""
     # name the key that was set: a.b if a contains nothing else
     value: Any = data
     for part in parts:
@@ -154,7 +157,10 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
 
 
 def _option_meant(parts: tuple[str, ...], value: Any) -> str:
-    """The choice of an option that other programs choose by a key; "" if the option does not exist."""
+    """Returns the choice of an option that other programs choose by a key.
+
+    Returns "" if the option does not exist.
+    """
     group = keys_of_other_programs.group(".".join(parts))
     option = str(value).lower()
     if not group:
@@ -165,13 +171,16 @@ def _option_meant(parts: tuple[str, ...], value: Any) -> str:
 
 
 def _blank_missing(name: str) -> str:
-    """An explanation for ``nproc:4``, which is one word in YAML; "" for other names."""
+    """Returns an explanation for ``nproc:4``, which is one word in YAML; "" for other names."""
     key, colon, value = name.partition(":")
     return f": YAML needs a space after the colon, as in {key}: {value}" if key and colon and value else ""
 
 
 def _valid_here(parts: tuple[str, ...], bad: int, data: Mapping[str, Any]) -> str:
-    """Why a key of other programs does not exist here; for any other key, the valid keys at its place."""
+    """Returns why a key of other programs does not exist here.
+
+    For any other key it returns the valid keys at its place.
+    """
     if "." in parts[bad]:
         group, _, name = parts[bad].rpartition(".")
         return (
@@ -196,7 +205,7 @@ def _of_other_options(parts: tuple[str, ...], data: Mapping[str, Any]) -> str:
 
 
 def _moved(key: str, value: Any, data: Mapping[str, Any]) -> str:
-    """The override that sets ``key`` to ``value``, converted if possible to what the key accepts."""
+    """Returns the override that sets ``key`` to ``value``, converted if possible to what the key accepts."""
     parts = tuple(key.split("."))
     note = schema_keys.at(parts, data)
     if isinstance(value, Mapping) or schema_keys.accepts(note, value):
@@ -205,7 +214,7 @@ def _moved(key: str, value: Any, data: Mapping[str, Any]) -> str:
 
 
 def _spot(loc: Sequence[int | str], data: Any, kind: str) -> Spot:
-    """The position of pydantic's ``loc`` in ``data``, without the names of union members."""
+    """Returns the position of pydantic's ``loc`` in ``data``, without the names of union members."""
     note: Any = Job
     parts: list[str] = []
     items: list[int] = []
@@ -264,7 +273,7 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
 
 
 def _option(key: str, name: str, origins: Origins) -> Problem:
-    """The problem of an option's name at ``operators``, where a group of keys is needed."""
+    """Returns the problem of an option's name at ``operators``, where a group of keys is needed."""
     text = f"{name}: should be a group of keys; operators={name} chooses the option of this name"
     origin = origins.of(key)
     if origin is None or not origin.typed:
@@ -273,13 +282,13 @@ def _option(key: str, name: str, origins: Origins) -> Problem:
 
 
 def _required(parts: tuple[str, ...], data: Mapping[str, Any]) -> list[str]:
-    """The required keys of a group: those without a default."""
+    """Returns the required keys of a group: those without a default."""
     group = schema_keys.settings(schema_keys.at(parts, data), {})
     return [name for name, field in schema_keys.fields(group).items() if field.is_required()] if group else []
 
 
 def _listed(spot: Spot, detail: ErrorDetails, origins: Origins) -> Problem:
-    """The problem of an item of a list that is an unknown choice or has an unknown key."""
+    """Returns the problem of an item of a list that is an unknown choice or has an unknown key."""
     key, bad = ".".join(spot.parts), detail["input"]
     listed = origins.value(key)
     at = f"{shown(listed, key)}: item {''.join(f'[{i}]' for i in spot.items)}"
@@ -302,7 +311,7 @@ def _listed(spot: Spot, detail: ErrorDetails, origins: Origins) -> Problem:
 def _choice(
     parts: tuple[str, ...], details: Sequence[ErrorDetails], data: Mapping[str, Any], origins: Origins
 ) -> Problem:
-    """The problem of a value that fits no member of a union of plain types."""
+    """Returns the problem of a value that fits no member of a union of plain types."""
     key = ".".join(parts)
     bad = details[0]["input"]
     words = schema_keys.literals(schema_keys.at(parts, data))
@@ -322,7 +331,7 @@ def _reason(detail: ErrorDetails, words: Sequence[str]) -> str:
 
 
 def missing(parts: tuple[str, ...], data: Mapping[str, Any], origins: Origins) -> Problem:
-    """The problem of a required key that is not set, or that is still ``???``."""
+    """Returns the problem of a required key that is not set, or that is still ``???``."""
     tags = schema_keys.kinds(schema_keys.at(parts, data))
     if tags:
         listed = [t for t in tags if t != "_target_"]
@@ -335,7 +344,7 @@ def missing(parts: tuple[str, ...], data: Mapping[str, Any], origins: Origins) -
 
 
 def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins: Origins) -> Problem:
-    """The problem of an unknown model, data set, optimizer, schedule or step."""
+    """Returns the problem of an unknown model, data set, optimizer, schedule or step."""
     section = parts[0]
     tags = [t for t in schema_keys.kinds(schema_keys.at(parts, data)) if t != "_target_"]
     title = PLURAL.get(section, f"{KINDS[section]}s")
@@ -371,9 +380,10 @@ def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins
 
 
 def _value_error(spot: Spot, message: str, bad: Any, *, data: Mapping[str, Any], origins: Origins) -> Problem:
-    """The problem of a broken rule of the schema. Its ``message`` may contain the cure: ``use key=value``.
+    """Returns the problem of a broken rule of the schema.
 
-    The message of a rule over several keys begins with the key at fault: ``model.heads=3 must divide ...``.
+    Its ``message`` may contain the cure: ``use key=value``. The message of a rule over several keys begins
+    with the key at fault: ``model.heads=3 must divide ...``.
     """
     key = ".".join(spot.parts)
     text = f"{shown(bad, key)}: {message}"
@@ -393,7 +403,7 @@ def _value_error(spot: Spot, message: str, bad: Any, *, data: Mapping[str, Any],
 
 
 def placeholder(key: str, origins: Origins, which: int) -> str | None:
-    """The override that sets ``key`` to its first (``which`` 0) or second valid value.
+    """Returns the override that sets ``key`` to its first (``which`` 0) or second valid value.
 
     A problem that occurs with both of them does not depend on the unknown value. Returns ``None`` if no valid
     value is known.
@@ -410,7 +420,10 @@ def placeholder(key: str, origins: Origins, which: int) -> str | None:
 
 
 def _plain(text: str) -> Any:
-    """The value of a line of YAML; ``None`` if it is not YAML or a secret, which is stored as ``***``."""
+    """Returns the value of a line of YAML.
+
+    Returns ``None`` if it is not YAML or a secret, which is stored as ``***``.
+    """
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:

@@ -49,7 +49,7 @@ Goal = Literal["min", "max"]
 
 
 def _switched(value: Any) -> Any:
-    """``true`` means all defaults, ``false`` means None."""
+    """Returns ``value``, but all defaults for ``true`` and None for ``false``."""
     if isinstance(value, bool):
         return {} if value else None
     return value
@@ -89,7 +89,10 @@ class Settings(BaseModel, metaclass=RaisesRequestError):
             raise request_error(error, obj) from error
 
     def value_problems(self) -> Iterable[Problem]:
-        """Problems with values of the right type that their key does not accept; ``compose`` adds origins."""
+        """Returns problems with values of the right type that their key does not accept.
+
+        ``compose`` adds origins.
+        """
         return ()
 
 

@@ -78,9 +78,9 @@ class Overheads(Settings):
     stall_ms: NotNegative = Field(
         0, description="time added to a hop between stages on 512 devices; times (n/512)**3 on n devices"
     )
-    near_limit: NotNegative = Field(0, description="added time of a step on a full device, in steps")
+    near_limit: NotNegative = Field(0, description="share by which a full device makes a step longer")
     fragments: NotNegative = Field(0, description="memory lost in the allocator, as a share of the plan's")
-    reserve_gb: NotNegative = Field(0, description="memory of a device for other uses than the plan")
+    reserve_gb: NotNegative = Field(0, description="memory of a device for uses outside the plan")
 
 
 class Cluster(Settings):

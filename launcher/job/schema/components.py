@@ -34,7 +34,7 @@ from launcher.job.schema.user_class import Target
 
 
 def _kind(value: Any) -> str | None:
-    """The tag of a union member: ``_target_`` for a user's own class, otherwise its ``name``."""
+    """Returns the tag of a union member: ``_target_`` for a user's own class, otherwise its ``name``."""
     own = "_target_" in value if isinstance(value, dict) else isinstance(value, Target)
     if own:
         return "_target_"

@@ -208,7 +208,10 @@ class DocumentSetting:
 
 
 def apart(data: object) -> DocumentSetting | None:
-    """The setting that makes ``data`` pass (tokens, documents) to a model; ``None`` if no setting does."""
+    """Returns the setting that makes ``data`` pass (tokens, documents) to a model.
+
+    Returns ``None`` if no setting does.
+    """
     if isinstance(data, Tokens) and data.document_mask:
         return DocumentSetting("data.document_mask", "true", "false")
     if isinstance(data, Chat) and data.packing == "best_fit":

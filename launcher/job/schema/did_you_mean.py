@@ -26,7 +26,7 @@ _OPPOSITES = (
 
 
 def nearest(word: object, names: Iterable[str], alike: float = 0.6) -> str | None:
-    """The one of ``names`` that ``word`` misspells: its likeness is at least ``alike`` and the greatest.
+    """Returns the one of ``names`` that ``word`` misspells: the most alike, and at least ``alike``.
 
     A misspelling changes letters. Another digit (fp128, level4), another word (gradients_sum) or a negation
     (uneven) changes the meaning.
@@ -83,7 +83,7 @@ def _alike(typed: str, word: str) -> bool:
 
 
 def did_you_mean(name: str | None, *, joint: str = ", ", shown: Callable[[str], str] = repr) -> str:
-    """The end of a message that suggests ``name``, formatted by ``shown``; "" if ``name`` is None.
+    """Returns the end of a message that suggests ``name``, formatted by ``shown``; "" if ``name`` is None.
 
     >>> f"unknown key{did_you_mean('steps')}"
     "unknown key, did you mean 'steps'?"

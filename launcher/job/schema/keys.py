@@ -13,17 +13,17 @@ from launcher.job.schema.job import Job
 
 
 def fields(cls: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The fields of a class by the name that a user writes."""
+    """Returns the fields of a class by the name that a user writes."""
     return {f.alias or n: f for n, f in cls.model_fields.items()}
 
 
 def typed(field: FieldInfo) -> Any:
-    """The annotation of a field, including its constraints."""
+    """Returns the annotation of a field, including its constraints."""
     return Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
 
 
 def kinds(note: Any) -> dict[str, type[BaseModel]]:
-    """The members of a tagged union by tag; empty if ``note`` is anything else."""
+    """Returns the members of a tagged union by tag; empty if ``note`` is anything else."""
     members = {}
     for member in _members(note):
         tag = next((m.tag for m in getattr(member, "__metadata__", ()) if isinstance(m, Tag)), None)
@@ -33,7 +33,7 @@ def kinds(note: Any) -> dict[str, type[BaseModel]]:
 
 
 def settings(note: Any, value: Any) -> type[BaseModel] | None:
-    """The settings class for ``value`` at a key of type ``note``; ``None`` for a plain value."""
+    """Returns the settings class for ``value`` at a key of type ``note``; ``None`` for a plain value."""
     tagged = kinds(note)
     if tagged:
         chooser = next((m for m in note.__metadata__ if isinstance(m, Discriminator)), None)
@@ -44,7 +44,10 @@ def settings(note: Any, value: Any) -> type[BaseModel] | None:
 
 
 def below(note: Any, name: str, value: Any) -> Any:
-    """The annotation of key ``name`` in a node of type ``note`` with ``value``; ``None`` if it has none."""
+    """Returns the annotation of key ``name`` in a node of type ``note`` with ``value``.
+
+    Returns ``None`` if it has none.
+    """
     cls = settings(note, value)
     if cls:
         field = fields(cls).get(name)
@@ -53,7 +56,10 @@ def below(note: Any, name: str, value: Any) -> Any:
 
 
 def at(parts: Sequence[str], data: Any) -> Any:
-    """The annotation of a key, given as its parts, in ``data``; ``None`` if the schema has no such key."""
+    """Returns the annotation of a key, given as its parts, in ``data``.
+
+    Returns ``None`` if the schema has no such key.
+    """
     note: Any = Job
     for part in parts:
         if note is None:
@@ -64,7 +70,7 @@ def at(parts: Sequence[str], data: Any) -> Any:
 
 
 def field_at(parts: Sequence[str], data: Any) -> FieldInfo | None:
-    """The field of a key, with its default and description."""
+    """Returns the field of a key, with its default and description."""
     above = at(parts[:-1], data)
     for part in parts[:-1]:
         data = data.get(part) if isinstance(data, dict) else None
@@ -73,7 +79,7 @@ def field_at(parts: Sequence[str], data: Any) -> FieldInfo | None:
 
 
 def names(parts: Sequence[str], data: Any) -> tuple[str, ...]:
-    """Every name that may be set below a key; empty for an open node or a plain value."""
+    """Returns every name that may be set below a key; empty for an open node or a plain value."""
     note = at(parts, data)
     for part in parts:
         data = data.get(part) if isinstance(data, dict) else None
@@ -87,7 +93,10 @@ def everywhere(note: Any = Job, above: str = "") -> Iterator[str]:
 
 
 def any_annotation(key: str) -> Any:
-    """The annotation of a key that any model, data set, optimizer or step has; ``None`` if none has it."""
+    """Returns the annotation of a key that any model, data set, optimizer or step has.
+
+    Returns ``None`` if none has it.
+    """
     return next((note for name, note in noted() if name == key), None)
 
 
@@ -110,7 +119,7 @@ def accepts(note: Any, value: Any) -> bool:
 
 
 def literals(note: Any) -> tuple[Any, ...]:
-    """The words that a key accepts; empty if it accepts none."""
+    """Returns the words that a key accepts; empty if it accepts none."""
     return tuple(v for m in map(_bare, _members(note)) if get_origin(m) is Literal for v in get_args(m))
 
 

@@ -79,7 +79,7 @@ class LanguageModel(ModelSettings):
 
 
 def _closest(numbers: Sequence[int], target: int) -> int:
-    """The closest of ``numbers``; the larger one of two that are equally close."""
+    """Returns the closest of ``numbers``; the larger one of two that are equally close."""
     return min(numbers, key=lambda n: (abs(n - target), -n))
 
 

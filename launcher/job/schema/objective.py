@@ -66,7 +66,7 @@ def named_metrics(metrics: Any) -> Any:
 
 
 def figure(metric: object) -> str:
-    """The name of a metric in a run's metrics; for a user's own class, derived from the class name.
+    """Returns the name of a metric in a run's metrics; for a user's own class, derived from the class name.
 
     >>> figure(TopK(k=3)), figure({"_target_": "my_metrics.MeanAbsError"})
     ('top_3', 'mean_abs_error')

@@ -57,7 +57,7 @@ class MuonGroup(Group):
 
 
 def groups_by_name(groups: Any) -> Any:
-    """Settings by group name; dotted and nested keys are equivalent.
+    """Returns settings by group name; dotted and nested keys are equivalent.
 
     If a name occurs twice, the later one determines the position.
 
@@ -221,7 +221,10 @@ class WSD(Settings):
     final: Fraction = 0.0
 
     def decay(self, total: int) -> int:
-        """The number of steps out of ``total`` that decay; ``decay_steps`` overrides ``decay_share``."""
+        """Returns the number of steps out of ``total`` that decay.
+
+        ``decay_steps`` overrides ``decay_share``.
+        """
         return round(self.decay_share * total) if self.decay_steps is None else self.decay_steps
 
 

@@ -62,7 +62,7 @@ def request_error(error: ValidationError, data: Any) -> RequestError:
 
 
 def _place(detail: ErrorDetails, data: Any) -> tuple[tuple[str, ...], int]:
-    """The parts of a key, without names of union members, and how deep in a list the error is."""
+    """Returns the parts of a key, without names of union members, and how deep in a list the error is."""
     loc = detail["loc"]
     parts: list[str] = []
     items = 0

@@ -57,7 +57,7 @@ def secret(key: str) -> bool:
 def hidden(key: str, value: Any) -> bool:
     """Returns true if ``value`` is a secret.
 
-    The place of a secret is none, nor is a boolean, nor a number of at most 9 digits at a token or key.
+    Not secret are the place of a secret, a boolean, and a number of at most 9 digits at a token or key.
 
     >>> hidden("model.num_key_value_heads", 2), hidden("hub.token", "abc"), hidden("db.password", 1234)
     (False, True, True)
@@ -111,7 +111,7 @@ def place(text: str) -> bool:
 
 
 def shown(text: str) -> str:
-    """The place of a secret, with anything that may be the secret itself hidden.
+    """Returns the place of a secret, with anything that may be the secret itself hidden.
 
     >>> shown("env:MY_KEY"), shown("env:hunter2")
     ('env:MY_KEY', 'env:***')
@@ -123,7 +123,7 @@ _USER = re.compile(r"(?<=://)[^/@\s'\"]+(?=@)")
 
 
 def addresses(text: str) -> str:
-    """``text`` with users and passwords in URLs hidden.
+    """Returns ``text`` with users and passwords in URLs hidden.
 
     >>> addresses("see http://me:hunter2@host:5000/a")
     'see http://***@host:5000/a'
@@ -132,7 +132,7 @@ def addresses(text: str) -> str:
 
 
 def values(data: Any, key: str = "") -> Any:
-    """A copy of plain data in which every secret value is ``***``."""
+    """Returns a copy of plain data in which every secret value is ``***``."""
     if isinstance(data, dict):
         return {k: values(v, f"{key}.{k}" if key else str(k)) for k, v in data.items()}
     if isinstance(data, list | tuple):
@@ -144,7 +144,7 @@ def values(data: Any, key: str = "") -> Any:
 
 @lru_cache(maxsize=1024)
 def digest(secret: str) -> str:
-    """``***`` and a digest of ``secret``. It takes 0.05 s, so that secrets cannot be guessed fast from it."""
+    """Returns ``***`` and a digest of ``secret``, which takes 0.05 s: secrets cannot be guessed fast."""
     return HIDDEN + hashlib.pbkdf2_hmac("sha256", secret.encode(), b"launcher", 100_000, 8).hex()
 
 
@@ -152,12 +152,15 @@ _DIGESTED = re.compile(r"\*\*\*[0-9a-f]{16}(?![0-9a-f])")
 
 
 def without_digests(text: str) -> str:
-    """``text`` as people see it."""
+    """Returns ``text`` as people see it."""
     return _DIGESTED.sub(HIDDEN, text)
 
 
 def identified(data: Any, key: str = "") -> Any:
-    """A copy of plain data that is equal for equal data only: every secret is replaced by its digest."""
+    """Returns a copy of plain data that is equal for equal data only.
+
+    Every secret is replaced by its digest.
+    """
     if isinstance(data, dict):
         return {k: identified(v, f"{key}.{k}" if key else str(k)) for k, v in data.items()}
     if isinstance(data, list | tuple):
@@ -168,7 +171,7 @@ def identified(data: Any, key: str = "") -> Any:
 
 
 def identity(line: str) -> str:
-    """An override as ``text`` shows it; if that hides anything, a digest of all of it follows."""
+    """Returns an override as ``text`` shows it; if that hides anything, a digest of all of it follows."""
     shown = text(line)
     return shown if shown == line else shown.removesuffix(HIDDEN) + digest(line)
 
@@ -190,7 +193,7 @@ def same(recorded: Any, value: Any) -> bool:
 
 
 def text(line: str) -> str:
-    """A line of YAML or an override, truncated at the first key that names a secret.
+    """Returns a line of YAML or an override, truncated at the first key that names a secret.
 
     Also hides anything that looks like an encryption key, unless the line calls it a digest.
 
@@ -214,7 +217,9 @@ _NO_VALUE = {"env", "file", "oc.env", "null", "none", "true", "false", "choice",
 
 
 def typed(words: Sequence[str]) -> frozenset[str]:
-    """The secrets on a command line: words after the name of a secret, and what looks like an encryption key.
+    """Returns the secrets on a command line.
+
+    These are words after the name of a secret, and what looks like an encryption key.
 
     >>> sorted(typed(["checkpoint={encryptt: hunter2}", "hub.token", "=", "abcde", "seed=1"]))
     ['abcde', 'hunter2']
@@ -228,7 +233,7 @@ def typed(words: Sequence[str]) -> frozenset[str]:
 
 
 def _values(word: str, behind: str) -> tuple[list[str], str]:
-    """The secrets in ``word``, and the name of a secret whose value may be in the next word.
+    """Returns the secrets in ``word``, and the name of a secret whose value may be in the next word.
 
     ``behind``: the name of a secret whose value may be in ``word``.
     """
@@ -248,7 +253,7 @@ def _values(word: str, behind: str) -> tuple[list[str], str]:
 
 
 def hide(text: str, secrets: Collection[str]) -> str:
-    """``text`` with ``secrets`` hidden, ignoring case."""
+    """Returns ``text`` with ``secrets`` hidden, ignoring case."""
     for value in sorted(secrets, key=len, reverse=True):
         text = re.sub(re.escape(value), HIDDEN, text, flags=re.IGNORECASE)
     return text

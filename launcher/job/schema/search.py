@@ -56,7 +56,7 @@ class Search(Settings):
 
 
 def every_axis() -> dict[str, Any]:
-    """The keys that ``parallel: auto`` leaves open; each of them can still be set."""
+    """Returns the keys that ``parallel: auto`` leaves open; each of them can still be set."""
     out: dict[str, Any] = {"pipeline": {"stage_config": AUTO}, "grid": dict.fromkeys(("pp", "dp_shard"))}
     for key in AXES:
         _, *above, name = key.split(".")
@@ -129,7 +129,7 @@ def _settled(value: Any) -> Any:
 
 
 def _value(data: Mapping[str, Any], key: str) -> Any:
-    """The candidates at ``key``, a list as a tuple; ``None`` if it has none."""
+    """Returns the candidates at ``key``, a list as a tuple; ``None`` if it has none."""
     node: Any = data
     for part in key.split("."):
         node = node.get(part) if isinstance(node, Mapping) else None

@@ -53,7 +53,7 @@ class FusionMeter:
         self._own = {self._number(t) for t in own}
 
     def _new(self, t: torch.Tensor) -> int:
-        """Number a new storage, whose address may have belonged to a freed one."""
+        """Numbers a new storage, whose address may have belonged to a freed one."""
         self._count += 1
         self._numbers[t.untyped_storage()._cdata] = self._count
         return self._count

@@ -200,7 +200,7 @@ def _rms_norm(
 ) -> torch.Tensor | None:
     """Runs LayerNorm's kernel, which reads and saves the same bytes, except for one mean per row.
 
-    Return ``None`` for a weight of another dtype, for which CUDA decomposes the norm too, and for tensors
+    Returns ``None`` for a weight of another dtype, for which CUDA decomposes the norm too, and for tensors
     that are not on meta.
     """
     if not isinstance(input, torch.Tensor) or input.device.type != "meta":

@@ -124,7 +124,7 @@ class FakeDevice(TorchFunctionMode):
         with self.tape.paused():
             out = func(*args, **kwargs)
         if tensors(out):
-            self.tape.fail(f"calls {func.__name__}, which reads values inside")
+            self.tape.fail(f"calls {func.__name__}, which reads values of tensors")
         return out
 
     def _ours(self, t: torch.Tensor, func: Any) -> bool:

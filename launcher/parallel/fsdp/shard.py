@@ -84,8 +84,8 @@ def _restore_class(module: nn.Module) -> None:
 class ShardedModule(FSDPModule, nn.Module):
     """A module that FSDP2 has sharded, with FSDP2's methods, which torch's pipeline calls.
 
-    Its ``modules()`` yields a module with these methods for each sharded module, since the methods of FSDP2
-    set all modules below.
+    Its ``modules()`` yields a module with these methods for each sharded module: FSDP2's methods go through
+    ``modules()`` to change all modules below.
     """
 
     def __new__(cls, module: nn.Module) -> ShardedModule:

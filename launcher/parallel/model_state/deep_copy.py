@@ -153,7 +153,7 @@ def _function(f: FunctionType, memo: dict[int, Any]) -> Any:
     defaults = _each(f.__defaults__ or (), memo)
     named = _named(f.__kwdefaults__ or {}, memo)
     contents = [(new[id(c)], c.cell_contents) for _, c in cells(f)]
-    changed = any(now is not was or (own and _counts(was)) for now, was in contents)
+    changed = any(now is not was or (own and _may_change(was)) for now, was in contents)
     changed |= any(a is not b for a, b in zip(defaults, f.__defaults__ or (), strict=True))
     changed |= any(named[k] is not v for k, v in (f.__kwdefaults__ or {}).items())
     if not changed:
@@ -178,7 +178,7 @@ def _cell(cell: CellType, new: dict[int, Any], memo: dict[int, Any]) -> CellType
 def _fresh(value: Any, memo: dict[int, Any]) -> Any:
     """Returns the value for the cell of a copied function."""
     made = _on_copy(value, memo)
-    if made is not value or not _counts(value):
+    if made is not value or not _may_change(value):
         return made
     try:
         return copy.deepcopy(value, memo)
@@ -186,7 +186,7 @@ def _fresh(value: Any, memo: dict[int, Any]) -> Any:
         return value
 
 
-def _counts(value: Any) -> bool:
+def _may_change(value: Any) -> bool:
     """Returns true if a function may change ``value`` in its cell, or replace it."""
     return not isinstance(value, nn.Module | torch.Tensor | ModuleType | type) and not callable(value)
 
@@ -219,7 +219,7 @@ def hooks(p: nn.Parameter) -> bool:
 
 
 def keep(before: nn.Parameter, now: nn.Parameter) -> None:
-    """Give ``before`` the content of ``now`` and keep its hooks: other code may refer to this very object."""
+    """Gives ``before`` the content of ``now``; its hooks stay. Other code may refer to this very object."""
     if before is now:
         return
     each = list((before._backward_hooks or {}).values())

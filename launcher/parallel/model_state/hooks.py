@@ -68,16 +68,16 @@ def uses_weights(hook: Any, depth: int = 0) -> bool:
     if isinstance(hook, MethodType):
         own = isinstance(hook.__self__, nn.Module)
         names = _names(hook.__func__.__code__) if own else _names_of_methods(type(hook.__self__))
-        return _owner_weighs(hook.__self__, names, depth)
+        return _attribute_leads_to_weight(hook.__self__, names, depth)
     if isinstance(hook, partial):
         given = (*hook.args, *hook.keywords.values())
         return uses_weights(hook.func, depth + 1) or any(_contains_weights(v, depth) for v in given)
     if not isinstance(hook, FunctionType):
-        return _owner_weighs(hook, _names_of_methods(type(hook)), depth)
+        return _attribute_leads_to_weight(hook, _names_of_methods(type(hook)), depth)
     captured = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=False))
     defaults = (*(hook.__defaults__ or ()), *(hook.__kwdefaults__ or {}).values())
     return any(_contains_weights(v, depth) for v in defaults) or any(
-        _weighs(cell.cell_contents, name, hook.__code__, depth)
+        _leads_to_weight(cell.cell_contents, name, hook.__code__, depth)
         for name, cell in captured.items()
         if filled(cell)
     )
@@ -93,16 +93,16 @@ def pre_hook_uses_weights(module: nn.Module) -> bool:
     return any(own) or any(map(uses_weights, each))
 
 
-def _weighs(value: Any, name: str, code: CodeType, depth: int) -> bool:
+def _leads_to_weight(value: Any, name: str, code: CodeType, depth: int) -> bool:
     """Returns true if the variable ``name`` of a function is a weight, or leads to one."""
     if isinstance(value, nn.Module):
-        return _hands_on(code, name) or _reads(value, _names(code))
+        return _uses_object_itself(code, name) or _reads(value, _names(code))
     if _is_users(value):
-        return _hands_on(code, name) or _owner_weighs(value, _names(code), depth)
+        return _uses_object_itself(code, name) or _attribute_leads_to_weight(value, _names(code), depth)
     return _contains_weights(value, depth)
 
 
-def _owner_weighs(owner: Any, names: frozenset[str], depth: int) -> bool:
+def _attribute_leads_to_weight(owner: Any, names: frozenset[str], depth: int) -> bool:
     """Returns true if one of the attributes ``names`` of ``owner`` is a weight, or leads to one."""
     if isinstance(owner, nn.Module):
         return _reads(owner, names)
@@ -138,14 +138,14 @@ def _reads(owner: Any, names: frozenset[str]) -> bool:
     return bool(names & (owner._parameters.keys() | owner._modules.keys() | {"parameters", "forward"}))
 
 
-def _hands_on(code: CodeType, name: str) -> bool:
+def _uses_object_itself(code: CodeType, name: str) -> bool:
     """Returns true if ``code`` uses the object ``name`` itself, as in a call, and not only its attributes."""
     steps = list(dis.get_instructions(code))
     own = any(
         step.opname == "LOAD_DEREF" and step.argval == name and after.opname not in ATTRIBUTES
         for step, after in pairwise(steps)
     )
-    return own or any(_hands_on(c, name) for c in code.co_consts if isinstance(c, CodeType))
+    return own or any(_uses_object_itself(c, name) for c in code.co_consts if isinstance(c, CodeType))
 
 
 def _names_of_methods(kind: type) -> frozenset[str]:

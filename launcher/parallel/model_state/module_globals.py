@@ -137,7 +137,7 @@ def _around(names: Iterable[str], packages: set[str]) -> list[str]:
 
 
 def _import(name: str, packages: set[str]) -> bool:
-    """Imports a module of the user's; returns true if it is there."""
+    """Imports a module of the user's; returns true if it exists."""
     if name not in sys.modules and _own(name, packages) and _is_found(name):
         with suppress(Exception):  # the user's file may raise anything, as it will when it is needed
             importlib.import_module(name)

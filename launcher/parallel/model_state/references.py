@@ -380,7 +380,7 @@ def unmarked(
     cure: str = "store it on the module",
     key: str = "model",
 ) -> Iterator[None]:
-    """Inside the block, refuse code of the ``reader`` that reads one of the attributes ``lost``."""
+    """Refuses, inside the block, code of the ``reader`` that reads one of the attributes ``lost``."""
 
     def read(t: Tensor, name: str) -> Any:
         if name not in lost:

@@ -70,7 +70,7 @@ def cut(model: nn.Module, splits: Mapping[str, Axes], axis: Axis) -> None:
 def install(
     model: nn.Module, spreads: Iterable[ShardedOperator], axis: Axis, overlapped: Collection[str] = ()
 ) -> None:
-    """Give each operator's module the forward that its spread describes.
+    """Gives each operator's module the forward that its spread describes.
 
     ``overlapped`` is that of ``TensorParallelPlan``.
     """

@@ -226,8 +226,8 @@ def _left_as_it_is(model: nn.Module) -> Iterator[None]:
         text = f"{key[0]} cannot be copied, and planning advances it"
         cure = "make it in the forward, or use an iterator of itertools"
         if isinstance(before.marks.get(key), int | float):
-            why = "a hook or function has the model itself"
-            text = f"{key[0]} changes also when a copy of the model runs: {why}"
+            why = "a hook or function refers to the model itself"
+            text = f"{key[0]} also changes when a copy of the model runs: {why}"
             cure = "let it reach the module by its arguments, or use one stage"
         raise RequestError((Problem("model", f"{text}; {cure}"),))
 

@@ -533,7 +533,7 @@ def _tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 @contextmanager
 def recording_calls(capture: Capture) -> Iterator[None]:
-    """Pass calls of leaves, autograd functions and torch functions through ``capture`` while entered."""
+    """Passes calls of leaves, autograd functions and torch functions through ``capture`` while entered."""
     patched: list[tuple[Any, Any]] = []
 
     def patch(owner: Any) -> None:

@@ -191,7 +191,7 @@ class _Tried:
 
 @torch.no_grad()
 def _take_tensors(module: nn.Module, other: nn.Module) -> None:
-    """Give the parameters and buffers of ``module`` the values of those of ``other``, of the same names."""
+    """Gives the parameters and buffers of ``module`` the values of those of ``other`` with the same names."""
     for named in (nn.Module.named_parameters, nn.Module.named_buffers):
         values = dict(named(other))
         for name, t in named(module):

@@ -59,7 +59,7 @@ KINDS = {"placeholder": "input", "get_attr": "param", "call_module": "module", "
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """``"float32"`` -> ``torch.float32``."""
+    """Converts ``"float32"`` to ``torch.float32``."""
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype

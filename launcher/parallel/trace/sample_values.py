@@ -57,7 +57,7 @@ _TRIAL: ContextVar[TrialValues | None] = ContextVar("trial", default=None)
 
 @contextmanager
 def using_trial_values(trial: TrialValues | None) -> Iterator[None]:
-    """While entered, try modules that read values with the values of ``trial``, or zeros for ``None``."""
+    """Tries modules that read values, inside the block, with the values of ``trial``; zeros for ``None``."""
     token = _TRIAL.set(trial)
     try:
         yield

@@ -70,7 +70,7 @@ def _attributes(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tupl
 
 
 def _variables(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[MovingAttribute, ...]:
-    """Returns variables and class attributes of the model's files that one forward leaves to a later one.
+    """Returns the variables and class attributes of the model's files that one forward leaves to a later one.
 
     Because of these, a new copy of the model returns other results for the same inputs.
     """

@@ -78,13 +78,15 @@ class _Members:
         self._parameters, self._buffers = ({*names} for names in (module._parameters, module._buffers))
 
     def new(self) -> Iterator[tuple[nn.Module, str, str, str]]:
-        """Yields buffers that a forward has added, each once. Raises ``RequestError`` for parameters."""
+        """Yields the buffers that a forward has added, each once. Raises ``RequestError`` for parameters."""
         module = self._module
         for name in module._modules.keys() - self._modules.keys():
-            if _weighs(module._modules[name]):
+            if _has_parameters(module._modules[name]):
                 self._refuse("makes the module", name)
         for name, was in self._modules.items():
-            if module._modules.get(name) is not was and (_weighs(was) or _weighs(module._modules.get(name))):
+            if module._modules.get(name) is not was and (
+                _has_parameters(was) or _has_parameters(module._modules.get(name))
+            ):
                 self._refuse("removes or replaces the module", name)
         for name in module._parameters.keys() - self._parameters:
             if module._parameters[name] is not None:
@@ -101,7 +103,7 @@ class _Members:
         raise RequestError((Problem("model", f"{text}, {STALE}; {EARLIER}"),))
 
 
-def _weighs(module: nn.Module | None) -> bool:
+def _has_parameters(module: nn.Module | None) -> bool:
     """Returns true if a module has parameters."""
     return module is not None and any(True for _ in module.parameters())
 

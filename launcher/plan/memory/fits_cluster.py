@@ -58,7 +58,7 @@ def tightest(memory: Sequence[Memory], room: int) -> Room:
 
 
 def room(job: Job) -> int | None:
-    """The memory of a rank's device in bytes; ``None`` if the request does not state it."""
+    """Returns the memory of a rank's device in bytes; ``None`` if the request does not state it."""
     gb = job.cluster.memory_gb
     return None if gb is None else int(gb * (1 << 30))
 

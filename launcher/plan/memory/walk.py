@@ -187,7 +187,7 @@ class _Walk:
         return ActionMemory(before + most, after)
 
     def _grown(self) -> tuple[int, ...]:
-        """The sizes of the sets that only grow: equal sizes mean equal sets."""
+        """Returns the sizes of the sets that only grow: equal sizes mean equal sets."""
         return tuple(len(grown) for grown in (self.reduced, self.summed, self.begun, self.dropped))
 
     def _act(self, a: Action, load: StageLoad, piece: int) -> Iterator[MemoryInUse]:
@@ -261,7 +261,7 @@ class _Walk:
         return max(segment.backward.work, segment.backward.summed) if new else segment.backward.work
 
     def _inputs(self, stage: int, one: PassBytes) -> Iterator[MemoryInUse]:
-        """The first half of a backward: inputs and output gradients of matrix products stay saved."""
+        """Yields the first half of a backward: inputs and output gradients of matrix products stay saved."""
         yield self.now(activations=2 * one.loss)
         self.activations += one.answer - one.loss
         for i in range(len(one.segments) - 1, -1, -1):
@@ -276,7 +276,7 @@ class _Walk:
         yield self.now()
 
     def _weights(self, stage: int, one: PassBytes) -> Iterator[MemoryInUse]:
-        """The second half of a backward: frees what was kept for it, one product after the other."""
+        """Yields the second half of a backward, which frees what was kept for it, product by product."""
         yield self.now()
         self.activations -= sum(s.backward.kept for s in one.segments)
         for i in range(len(one.segments) - 1, -1, -1):

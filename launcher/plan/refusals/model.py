@@ -359,7 +359,7 @@ def _mixes(graph: Graph) -> bool:
 
 
 def _remembered(graph: Graph) -> list[str]:
-    """Returns the names of what the forward changes depending on its samples, and reads."""
+    """Returns the names of the state that the forward changes depending on its samples, and then reads."""
     changes = [c.name for c in graph.effects.changes if c.by_data and c.read]
     return changes + [k.name for k in graph.effects.kept if k.by_data]
 

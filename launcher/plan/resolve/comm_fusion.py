@@ -44,14 +44,14 @@ def limits(job: Job) -> Limits:
 
 
 def size(fusion: Fusion | FusionIndex | None) -> int | None:
-    """The number of bytes that mode ``size`` requests; ``None`` for any other mode."""
+    """Returns the number of bytes that mode ``size`` requests; ``None`` for any other mode."""
     if fusion is None or fusion.mode != "size" or isinstance(fusion.config, tuple):
         return None
     return DEFAULT if fusion.config is None else int(fusion.config * MB)
 
 
 def knee(network: Network) -> int:
-    """The number of bytes whose transfer takes ``BEGINNING`` times the latency of ``network``.
+    """Returns the number of bytes whose transfer takes ``BEGINNING`` times the latency of ``network``.
 
     >>> knee(Network(latency_us=50, gb_per_s=1))
     1000000

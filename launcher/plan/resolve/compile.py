@@ -161,9 +161,10 @@ def _named(
 
 
 def _blocks(skeleton: ModelStructure, graph: Graph, at: CutModel) -> tuple[str, ...]:
-    """The units that contain modules; without such, all units with parameters; without these, the stages.
+    """Returns the units that contain modules.
 
-    Units that torch cannot put in one graph are left out, unless that leaves none.
+    If there are none, these are all units with parameters; without such, the stages. Units that torch cannot
+    put in one graph are left out, unless that leaves none.
     """
     called = set(_called(skeleton, graph)).intersection(units(skeleton))
     uncut = [u for u in skeleton.modules if u in called and at.stage_of(u) is not None]
@@ -175,7 +176,7 @@ def _blocks(skeleton: ModelStructure, graph: Graph, at: CutModel) -> tuple[str, 
 
 
 def _called(skeleton: ModelStructure, graph: Graph) -> Iterator[str]:
-    """The modules that a forward calls, in definition order."""
+    """Returns the modules that a forward calls, in definition order."""
     calls = dict(graph.calls)
     return (m for m in skeleton.modules if calls.get(m, 1) and m not in skeleton.lists)
 
@@ -197,7 +198,7 @@ def _cut_open(modules: Iterable[str], at: CutModel) -> Iterator[Problem]:
 
 
 def _inner(module: str, groups: Iterable[GatherGroup]) -> list[str]:
-    """The modules whose weights are gathered while ``module`` runs."""
+    """Returns the modules whose weights are gathered while ``module`` runs."""
     return [m for g in groups for m in g.modules if m not in (module, STAGE) and covers(module, m)]
 
 

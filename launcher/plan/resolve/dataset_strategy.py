@@ -69,7 +69,7 @@ def _role(how: BatchReading, grid: Grid, *, source: int, user: int, rank: int) -
 
 
 def _reader(how: BatchReading, grid: Grid, source: int, user: int) -> int:
-    """The rank at pipeline rank ``source`` that reads what the rank ``user`` uses."""
+    """Returns the rank at pipeline rank ``source`` that reads what the rank ``user`` uses."""
     coords = {**grid.coords(user), "pp": source}
     if how.over_operators:
         coords["tp"] = 0

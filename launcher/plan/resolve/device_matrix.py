@@ -48,7 +48,7 @@ def choose_engine(job: Job) -> EngineChoice:
 
 
 def _why_matrices(job: Job) -> str:
-    """The reason for device matrices; empty if one tp axis will do."""
+    """Returns the reason for device matrices; empty if one tp axis will do."""
     par = job.parallel
     if mode.searches(job):
         return f"{mode.MODE_KEY}={par.mode} searches for strategies"
@@ -89,7 +89,7 @@ def _other_batches(job: Job, written: Iterable[strategy_reader.WrittenStrategy],
 
 
 def least(job: Job) -> int:
-    """The fewest ranks of a stage that fit all strategies."""
+    """Returns the fewest ranks of a stage that fit all strategies."""
     sizes = [1]
     for strategy in strategy_reader.strategies(job.parallel.operators).values():
         for counts in (strategy.matrix, *strategy.inputs):
@@ -99,7 +99,10 @@ def least(job: Job) -> int:
 
 
 def ranks(job: Job, engine: EngineChoice, problems: list[Problem]) -> int | None:
-    """The number of ranks of a stage; ``None``, with a problem added, if stages do not divide the ranks."""
+    """Returns the number of ranks of a stage.
+
+    Returns ``None``, with a problem added, if stages do not divide the ranks.
+    """
     pp, launch = job.parallel.pipeline.stages, job.launch
     if launch.nproc is None:
         return lcm(pp * least(job), engine.ranks_at_least, launch.nnodes) // pp

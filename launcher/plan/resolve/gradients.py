@@ -29,9 +29,10 @@ LOSS_REPEATED_MEAN = "parallel.loss_repeated_mean"
 
 
 def repeats(job: Job, sizes: Sizes, cut: bool) -> int:
-    """How often the loss counts: once, or once for each rank of tp if these repeat it and take no mean.
+    """Returns how often the loss counts.
 
-    The ranks of tp do not repeat the loss if its classes are ``cut`` among them.
+    It counts once, or once for each rank of tp if these repeat it and take no mean. The ranks of tp do not
+    repeat the loss if its classes are ``cut`` among them.
     """
     return 1 if job.parallel.loss_repeated_mean or cut else sizes.grid["tp"]
 
@@ -87,7 +88,7 @@ def _local_norm_outcome(job: Job, sizes: Sizes, fused: Communication | None) -> 
     before = "; the only data-parallel rank has all samples"
     if ranks > 1:
         before = f", before the sum over {many(ranks, 'data-parallel rank')}"
-    piece = "; for operators over tp, of the rank's own piece or term" if sizes.grid["tp"] > 1 else ""
+    piece = "; for operators over tp, norms of the rank's own piece or term" if sizes.grid["tp"] > 1 else ""
     why = f"norms of the gradients of a rank's own samples{before}{piece}"
 
     # from level2 on, a sharded gradient is reduced several times per step

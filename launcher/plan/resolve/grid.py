@@ -51,7 +51,7 @@ def tp_degree(job: Job, notes: list[Note], problems: list[Problem]) -> int:
             cure = "operators=megatron"
         else:
             cure = SEARCHED
-            text += f"; set there how each operator is cut, or {SEARCHED} finds it for any model"
+            text += f"; set there how each operator is cut, or let {SEARCHED} choose, for any model"
         problems.append(Problem(TP, text, cure))
     return requested or implied or 1
 
@@ -102,7 +102,7 @@ def sizes(job: Job, engine: EngineChoice | None = None) -> tuple[Sizes | None, l
 
 
 def _chunks(pipe: Pipeline, v: bool) -> int:
-    """The number of virtual stages per rank; a V-shaped schedule (``v``) has two."""
+    """Returns the number of virtual stages per rank; a V-shaped schedule (``v``) has two."""
     if pipe.stages == 1:
         return 1
     if v:

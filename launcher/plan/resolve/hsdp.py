@@ -33,7 +33,10 @@ DROPPED = (
 
 
 def shards(job: Job, problems: list[Problem]) -> int | None:
-    """The number of ranks that share one copy of the weights; ``None`` means all data-parallel ranks."""
+    """Returns the number of ranks that share one copy of the weights.
+
+    ``None`` means all data-parallel ranks.
+    """
     hsdp, requested = job.parallel.hsdp, job.parallel.grid.dp_shard
     if hsdp is None:
         if requested not in (None, 1):

@@ -48,7 +48,7 @@ def problems(job: Job) -> Iterator[Problem]:
 
 
 def _kept(metrics: Sequence[object]) -> str:
-    """The override that keeps ``metrics``; "" if one of them is more than a name."""
+    """Returns the override that keeps ``metrics``; "" if one of them is more than a name."""
     if any(isinstance(m, Target) or figure(m) != getattr(m, "name", "") for m in metrics):
         return ""
     return f"'{METRICS_KEY}=[{','.join(map(figure, metrics))}]'"

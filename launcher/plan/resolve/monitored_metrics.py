@@ -42,7 +42,10 @@ def problems(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
 
 
 def _cure(job: Job, key: str, metric: str, known: Sequence[str]) -> str:
-    """The override that names the most similar metric, or that adds a metric of ``WORDS`` to ``metrics``."""
+    """Returns the override that names the most similar metric.
+
+    It adds the metric to ``metrics`` if it is one of ``WORDS``.
+    """
     name = metric.removeprefix("val_")
     near = f"val_{name}" if f"val_{name}" in known else ""
     if near or name not in WORDS or any(figure(m) != getattr(m, "name", "") for m in job.metrics):

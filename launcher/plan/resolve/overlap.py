@@ -47,7 +47,7 @@ def reducing(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:
 
 
 def gathering(job: Job, sizes: Sizes, fused: Communication | None) -> Outcome:
-    """Returns true if the gathering of weights overlaps with computation."""
+    """Returns whether the gathering of weights overlaps with computation, and why."""
     if sizes.grid["dp_shard"] == 1 or (fused is not None and not fused.groups):
         return "satisfied", "no weight is sharded: nothing is gathered"
     assert job.parallel.hsdp is not None
@@ -75,7 +75,7 @@ def _beside(job: Job, text: str) -> Outcome:
 
 
 def matmul(sizes: Sizes, fused: Communication | None, ops: Collection[str]) -> Outcome:
-    """Returns true if collectives ``ops`` send input gradients while weight gradients are computed."""
+    """Returns whether ``ops`` send input gradients while weight gradients are computed, and why."""
     if sizes.grid["tp"] == 1:
         return "satisfied", "no operator is cut over tp, so this plan has no such collective"
     if fused is None:

@@ -72,7 +72,7 @@ def _less_memory(pipe: Pipeline) -> Iterator[Problem]:
 
 
 def _several(pipe: Pipeline) -> str:
-    """The overrides that give a rank several virtual stages."""
+    """Returns the overrides that give a rank several virtual stages."""
     return f"{INTERLEAVE}=true {KEY}.chunks={max(pipe.chunks, 2)}"
 
 
@@ -113,7 +113,10 @@ def _pieces(pipe: Pipeline, rule: Rule) -> Iterator[Problem]:
 
 
 def candidates(job: Job, sizes: Sizes) -> tuple[str, ...]:
-    """The schedulers that ``auto`` may choose: those that support ``job`` and its virtual stages per rank."""
+    """Returns the schedulers that ``auto`` may choose.
+
+    They support ``job`` and its virtual stages per rank.
+    """
     if job.parallel.pipeline.stages == 1:
         return ("1f1b",)
     return tuple(name for name, rule in RULES.items() if _suits(job, sizes, name, rule))

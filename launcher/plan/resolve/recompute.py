@@ -83,7 +83,7 @@ def _over_stages(module: str, recomputed: list[Recomputed], leaves: tuple[str, .
 
 
 def _policies(request: Recompute) -> dict[str, str]:
-    """The policy of each name or glob."""
+    """Returns the policy of each name or glob."""
     if isinstance(request.modules, Mapping):
         return dict(request.modules)
     names = (request.modules,) if isinstance(request.modules, str) else request.modules
@@ -125,7 +125,10 @@ def problems(recomputed: tuple[Recomputed, ...], wrong: Mapping[str, str]) -> li
 
 
 def _compiled(module: str, compiled: tuple[str, ...]) -> str:
-    """Why ``module`` cannot run twice: the model compiles it, a part of it or a module around it; or ""."""
+    """Returns why ``module`` cannot run twice, or "".
+
+    The reason is that the model compiles it, a part of it or a module around it.
+    """
     overlapping = [m for m in compiled if covers(m, module) or covers(module, m)]
     if not overlapping:
         return ""
@@ -133,13 +136,13 @@ def _compiled(module: str, compiled: tuple[str, ...]) -> str:
 
 
 def _restored(module: str, graph: Graph) -> tuple[str, ...]:
-    """The buffers that a second forward of ``module`` would change again, by their names inside of it."""
+    """Returns the buffers that a second forward of ``module`` would change, by their names inside of it."""
     names = (n for c in graph.effects.changes if not c.once for n in c.names if covers(module, owner(n)))
     return tuple(n.removeprefix(f"{module}.") for n in names)
 
 
 def _once(r: Recomputed, graph: Graph) -> str:
-    """Why a selectively recomputed module cannot run twice.
+    """Returns why a selectively recomputed module cannot run twice.
 
     Kept results can be used in one more forward. Gradients that the forward itself computes need another.
     """

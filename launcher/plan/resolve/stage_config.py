@@ -153,7 +153,7 @@ def automatic(
 
 
 def _bytes(skeleton: ModelStructure) -> Counter[str]:
-    """The bytes of the parameters inside of each module."""
+    """Returns the bytes of the parameters inside of each module."""
     out = Counter[str]()
     for p in skeleton.params:
         for module in stages.around(written_stages.owner(p.name)):
@@ -207,7 +207,7 @@ def _fewer(job: Job, sizes: Sizes) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _virtual(job: Job, changed: dict[str, Any]) -> int | None:
-    """The number of stages of ``job`` with these changes; ``None`` if it has problems then."""
+    """Returns the number of stages of ``job`` with these changes; ``None`` if it has problems then."""
     pipe = job.parallel.pipeline.model_copy(update=changed)
     other = job.model_copy(update={"parallel": job.parallel.model_copy(update={"pipeline": pipe})})
     sizes, problems = resolve.sizes(other)

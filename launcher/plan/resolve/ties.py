@@ -40,7 +40,7 @@ def param_problems(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
 
 
 def _wrong(group: tuple[str, ...], of: dict[str, Placed]) -> str:
-    """Why ``group`` is not all the names of one tensor; ``of`` maps names to parameters."""
+    """Returns why ``group`` is not all the names of one tensor; ``of`` maps names to parameters."""
     for name in group:
         if name not in of:
             close = get_close_matches(name, of, 1)
@@ -59,12 +59,12 @@ def _wrong(group: tuple[str, ...], of: dict[str, Placed]) -> str:
 
 
 def _tied(params: tuple[Placed, ...]) -> list[Placed]:
-    """The parameters that are on several stages."""
+    """Returns the parameters that are on several stages."""
     return [p for p in params if len(p.stages) > 1 and not p.buffer]
 
 
 def _cure(params: tuple[Placed, ...]) -> str:
-    """The override with the correct list."""
+    """Returns the override with the correct list."""
     groups = ["[" + ",".join(p.names) + "]" for p in _tied(params)]
     return quote(f"{KEY}=[{','.join(groups)}]") if groups else f"{KEY}=auto"
 

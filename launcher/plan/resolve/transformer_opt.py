@@ -120,7 +120,7 @@ def _unknown(name: str, value: Any) -> Problem:
 
 
 def _meant(name: str) -> str | None:
-    """The switch that replaces ``name``, or else the one with the most similar name."""
+    """Returns the switch that replaces ``name``, or else the one with the most similar name."""
     close = get_close_matches(name.lower(), [*SWITCHES, STRICT], 1)
     return FORMER.get(name) or (close[0] if close else None)
 
@@ -138,7 +138,7 @@ def _fits(expected: str, value: Any) -> bool:
 
 
 def switches_of(job: Job) -> Mapping[str, Any]:
-    """The switches of ``job``; the path of a file has been replaced by its switches before."""
+    """Returns the switches of ``job``; the path of a file has been replaced by its switches before."""
     values = job.parallel.transformer_opt
     return values if isinstance(values, Mapping) else {}
 
@@ -152,7 +152,10 @@ def file_of(job: Job) -> tuple[str | None, Mapping[str, Any]]:
 
 
 def broadcast_level(job: Job) -> int:
-    """The level of broadcasts; by default one rank reads for its full pipeline and tensor-parallel group."""
+    """Returns the level of broadcasts.
+
+    By default one rank reads for its full pipeline and tensor-parallel group.
+    """
     level = switches_of(job).get(BROADCAST, 3)
     assert isinstance(level, int)
     return level
@@ -174,12 +177,12 @@ def reduces_early(job: Job) -> bool:
 
 
 def overlapped(job: Job, fused: Communication) -> tuple[str, ...]:
-    """Modules whose input gradient is sent while their weight gradient is computed."""
+    """Returns modules whose input gradient is sent while their weight gradient is computed."""
     return fused.input_gradients(_collectives(job)).beside
 
 
 def _collectives(job: Job) -> frozenset[str]:
-    """The collectives whose overlap with weight gradients is requested."""
+    """Returns the collectives whose overlap with weight gradients is requested."""
     return input_gradients.named(switches_of(job).get(MATMUL, False))
 
 
@@ -292,9 +295,9 @@ def _biased(spread: ShardedOperator) -> bool:
 
 
 READERS = {
-    0: "the first stage reads inputs, the last targets, each tensor-parallel rank for itself",
-    1: "the first stage reads inputs and targets and sends the last stage its targets",
-    2: "the first stage reads inputs, the last targets, one rank for all of its tensor-parallel group",
+    0: "the first stage reads inputs, the last stage targets; each tensor-parallel rank reads for itself",
+    1: "the first stage reads inputs and targets, and sends the targets to the last stage",
+    2: "the first stage reads inputs, the last stage targets; one rank reads for its tensor-parallel group",
     3: "one rank of a pipeline and tensor-parallel group reads, and sends the others what they use",
 }
 

@@ -86,7 +86,7 @@ def _granted(rows: Sequence[PageRow], room: int) -> list[int]:
 
 
 def _cut(row: PageRow, n: int, width: int) -> list[str]:
-    """The first ``n`` lines of ``row``; if there are more, the last of them ends in ``CUT``."""
+    """Returns the first ``n`` lines of ``row``; if there are more, the last of them ends in ``CUT``."""
     lines = list(row.lines[:n])
     if 0 < n < len(row.lines):
         lines[-1] = _ending(lines[-1], CUT, width)

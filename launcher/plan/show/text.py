@@ -47,7 +47,7 @@ def text(plan: Plan) -> str:
 def short(plan: Plan, most: int = SHORT) -> str:
     """Returns ``text`` if it has at most ``most`` lines, else what people look for, in ``most`` lines.
 
-    It takes more lines if it must: each row that ``_staying`` yields has one, and each section those of
+    It takes more lines if it must: each row that ``_always_kept`` yields has one, and each section those of
     ``LEAST_LINES``.
     """
     sections = _sections(plan)
@@ -67,14 +67,14 @@ def _sections(plan: Plan) -> dict[str, list[PageRow]]:
         _overlap, _traffic, _memory, _time, _steps, _settings, _notes,
     )  # fmt: skip
     lines = TextWrapper(WIDTH - LABEL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    stay = frozenset(_staying(plan))
+    stay = frozenset(_always_kept(plan))
     out: dict[str, list[PageRow]] = {}
     for label, row in (r for part in parts for r in part(plan)):
         out.setdefault(label, []).append(PageRow(tuple(lines.wrap(row)), (label, row) in stay))
     return out
 
 
-def _staying(plan: Plan) -> Rows:
+def _always_kept(plan: Plan) -> Rows:
     """Yields the rows that a short text keeps before all others.
 
     These are the time, whether memory fits, degraded settings, and notes that are not about defaults.

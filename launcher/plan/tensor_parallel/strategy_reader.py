@@ -149,8 +149,8 @@ def readings(
         if key == "layout":
             continue
         if key not in (*TENSORS, *names):
-            own = ", ".join(names) or "its parameters, of which it has none"
-            wrong.append(f"{key}: no such key; the keys are input, output, in, out, layout and {own}")
+            own = f" and {', '.join(names)}" if names else "; the module has no parameters"
+            wrong.append(f"{key}: no such key; the keys are input, output, in, out, layout{own}")
         elif key in ("in", "out"):
             places = order if key == "in" else ("output",)
             for name, tensor in _positions(key, entry, places, wrong):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 def divisors(n: int) -> list[int]:
-    """The divisors of ``n``, ascending.
+    """Returns the divisors of ``n``, ascending.
 
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]
@@ -67,7 +67,7 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """The number of ranks."""
         return prod(n for _, n in self.axes)
 
     @cached_property
@@ -84,27 +84,27 @@ class Grid:
         return self.sizes[axis]
 
     def coords(self, rank: int) -> dict[str, int]:
-        """The coordinate of ``rank`` on each axis."""
+        """Returns the coordinate of ``rank`` on each axis."""
         out: dict[str, int] = {}
         for name, n in reversed(self.axes):
             rank, out[name] = divmod(rank, n)
         return dict(reversed(out.items()))
 
     def rank(self, **coords: int) -> int:
-        """The rank at ``coords``; every axis must be given."""
+        """Returns the rank at ``coords``; every axis must be given."""
         at = 0
         for name, n in self.axes:
             at = at * n + coords[name]
         return at
 
     def peers(self, rank: int, *axes: str) -> tuple[int, ...]:
-        """Ranks that differ from ``rank`` along ``axes`` only, ``rank`` included, ascending."""
+        """Returns the ranks that differ from ``rank`` along ``axes`` only, ``rank`` included, ascending."""
         here = self.coords(rank)
         places = product(*(range(self[a]) for a in axes))
         return tuple(sorted(self.rank(**here | dict(zip(axes, at, strict=True))) for at in places))
 
     def ranks(self, **fixed: int) -> tuple[int, ...]:
-        """Every rank whose coordinates agree with ``fixed``, ascending."""
+        """Returns every rank whose coordinates agree with ``fixed``, ascending."""
         if not fixed.keys() <= self.sizes.keys():
             return ()
         out = [0]
@@ -114,7 +114,7 @@ class Grid:
         return tuple(out)
 
     def alike(self, *axes: str, **fixed: int) -> tuple[tuple[int, ...], ...]:
-        """The ranks whose coordinates agree with ``fixed``, grouped by their coordinates on ``axes``.
+        """Returns the ranks whose coordinates agree with ``fixed``, grouped by their coordinates on ``axes``.
 
         The ranks of a group are in ascending order.
 

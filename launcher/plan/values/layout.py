@@ -30,14 +30,14 @@ class Box:
         return any(a >= b for a, b in zip(self.lo, self.hi, strict=True))
 
     def __and__(self, other: Box) -> Box | None:
-        """The intersection of both boxes; ``None`` if it is empty."""
+        """Returns the intersection of both boxes; ``None`` if it is empty."""
         lo = tuple(map(max, self.lo, other.lo))
         hi = tuple(map(min, self.hi, other.hi))
         box = Box(lo, hi)
         return None if box.empty else box
 
     def within(self, outer: Box) -> Box:
-        """This box in coordinates relative to ``outer``'s corner."""
+        """Returns this box in coordinates relative to ``outer``'s corner."""
         return Box(
             tuple(a - o for a, o in zip(self.lo, outer.lo, strict=True)),
             tuple(b - o for b, o in zip(self.hi, outer.lo, strict=True)),
@@ -71,7 +71,10 @@ class Layout:
         return all(where[axis] in places for axis, places in self.at)
 
     def box(self, rank: int) -> Box | None:
-        """The box of ``rank``, which may be empty (ragged dims); ``None`` if it does not have the tensor."""
+        """Returns the box of ``rank``, which may be empty (ragged dims).
+
+        Returns ``None`` if it does not have the tensor.
+        """
         if not self.holds(rank):
             return None
         where = self.grid.coords(rank)
@@ -86,7 +89,7 @@ class Layout:
         return Box(tuple(lo), tuple(hi))
 
     def holders(self) -> dict[Box, tuple[int, ...]]:
-        """Each distinct non-empty box and the ranks that hold a copy of it, ascending.
+        """Returns each distinct non-empty box and the ranks that hold a copy of it, ascending.
 
         A tensor with a dim of size 0 has one (empty) box.
         """
@@ -98,7 +101,7 @@ class Layout:
         return out
 
     def twins(self, rank: int) -> tuple[int, ...]:
-        """Ranks of the same stage that hold the same elements as ``rank``, ascending, ``rank`` included."""
+        """Returns the ranks of the same stage with the same elements as ``rank``, itself included."""
         pinned = {axis for axis, _ in self.at}
         free = [a for a, _ in self.grid.axes if a not in pinned and a not in self.axes]
         return self.grid.peers(rank, *free)
@@ -184,7 +187,7 @@ class BoxCopy:
 
 
 def moves(src: Layout, dst: Layout, rank: int) -> tuple[BoxCopy, ...]:
-    """The copies that give ``rank`` its box of ``dst``.
+    """Returns the copies that give ``rank`` its box of ``dst``.
 
     A source is the rank's own copy where it has one, otherwise the lowest rank with a copy.
     """

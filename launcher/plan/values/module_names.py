@@ -49,7 +49,7 @@ def best_key(keys: Iterable[str], name: str) -> str | None:
 
 
 def globs(keys: Iterable[str]) -> tuple[str, ...]:
-    """The globs among ``keys``, last one first, because later keys beat earlier ones."""
+    """Returns the globs among ``keys``, last one first, because later keys beat earlier ones."""
     return tuple(key for key in reversed([*keys]) if is_glob(key))
 
 
@@ -67,7 +67,7 @@ def from_the_top(key: str, names: Iterable[str]) -> str | None:
 
 
 def no_such_module(key: str, skeleton: ModelStructure) -> str | None:
-    """Why ``key`` matches no module; ``None`` if it matches one."""
+    """Returns why ``key`` matches no module; ``None`` if it matches one."""
     if _matching(key, skeleton):
         return None
     tail = key.rpartition(".")[2]
@@ -77,7 +77,10 @@ def no_such_module(key: str, skeleton: ModelStructure) -> str | None:
 
 
 def _beside(key: str, skeleton: ModelStructure) -> list[str]:
-    """The children of the innermost module on the path of ``key`` that exists; none if that is the model."""
+    """Returns the children of the innermost module on the path of ``key`` that exists.
+
+    There are none if that is the model.
+    """
     owner = key.rpartition(".")[0]
     while owner and owner not in skeleton.modules:
         owner = owner.rpartition(".")[0]
@@ -101,14 +104,14 @@ def uncallable(setting: str, value: StageNames, skeleton: ModelStructure) -> Ite
 
 
 def _matching(key: str, skeleton: ModelStructure) -> list[str]:
-    """The modules that ``key`` matches."""
+    """Returns the modules that ``key`` matches."""
     if not is_glob(key):
         return [key] if key in skeleton.modules else []
     return [m for m in skeleton.modules if fnmatchcase(m, key)]
 
 
 def _meant(key: str, skeleton: ModelStructure) -> str | None:
-    """The module name, or the glob over a list of modules, that is most similar to ``key``."""
+    """Returns the module name, or the glob over a list of modules, that is most similar to ``key``."""
     if full := from_the_top(key, skeleton.modules):
         return full
     globs = (re.sub(r"\.\d+(?=\.|$)", ".*", m) for m in skeleton.modules)
@@ -116,7 +119,7 @@ def _meant(key: str, skeleton: ModelStructure) -> str | None:
 
 
 def _written(value: StageNames, key: str, name: str) -> str:
-    """``value`` with ``name`` in place of ``key``, as the value of an override."""
+    """Returns ``value`` with ``name`` in place of ``key``, as the value of an override."""
     if isinstance(value, str):
         return name
     names = [name if k == key else k for k in value]

@@ -42,7 +42,7 @@ class Operations:
     kernels: int = 0
 
     def __sub__(self, other: Operations) -> Operations:
-        """The rest without ``other``, which is a part of these."""
+        """Returns the rest without ``other``, which is a part of these."""
         rest = Counter(dict(self.products))
         rest.subtract(dict(other.products))
         return Operations(
@@ -71,7 +71,7 @@ NOTHING = Operations()
 
 
 def total(several: Iterable[Operations]) -> Operations:
-    """The sum of ``several``, with equal products counted together."""
+    """Returns the sum of ``several``, with equal products counted together."""
     products: Counter[Product] = Counter()
     attention = moved = kernels = 0
     for one in several:

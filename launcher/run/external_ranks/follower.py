@@ -81,7 +81,7 @@ def _answered(at: Place, used: NetworkView) -> Iterator[None]:
 
 @contextmanager
 def _refusing(own: Messages, at: Place) -> Iterator[None]:
-    """If this rank refuses a message, informs the ranks that wait for it, then raises ``RunError``."""
+    """Informs the ranks that wait for this one if it refuses a message, then raises ``RunError``."""
     try:
         yield
     except Unsigned as error:
@@ -105,7 +105,7 @@ def _hear(own: Messages, at: Place, used: NetworkView, look: Callable[[], None])
 
 
 def _word(own: Messages, at: Place, turn: int, used: NetworkView, look: Callable[[], None]) -> Word:
-    """The next message of rank 0."""
+    """Returns the next message of rank 0."""
     request = RendezvousRequest(own, f"word{turn}")
 
     def watch() -> None:
@@ -124,7 +124,7 @@ def _word(own: Messages, at: Place, turn: int, used: NetworkView, look: Callable
 
 @contextmanager
 def _acknowledging_stop(own: Messages, at: Place, turn: int) -> Iterator[None]:
-    """A rank that is stopped acknowledges the message of ``turn``, so that rank 0 need not wait for it."""
+    """Acknowledges the message of ``turn`` if this rank is stopped, so that rank 0 need not wait for it."""
     try:
         yield
     except Interrupted:

@@ -50,7 +50,7 @@ class Unjoined(Preempted):
 
 
 def another_connection(store: Store) -> Store:
-    """The same store over a separate connection: on one connection calls wait for each other."""
+    """Returns the same store over a separate connection: on one connection calls wait for each other."""
     connection: Any = store
     other: Store = interruptible(connection.clone)
     return other
@@ -139,7 +139,7 @@ class Joining:
             interruptible(lambda: self._connection().set(UNCONNECTED_KEY, message), within_s=within_s)
 
     def _connection(self) -> Store:
-        """A second connection: ``join`` may block on its own."""
+        """Returns a second connection: ``join`` may block on its own."""
         if not self._connections:
             own = PrefixStore(self._prefix, another_connection(self._store))
             own.set_timeout(timedelta(seconds=self._timeout_s))
@@ -190,7 +190,7 @@ class UnreachablePeers(Question):
 
 
 def about(network: NetworkView) -> str:
-    """What a rank sends about itself when it arrives."""
+    """Returns what a rank sends about itself when it arrives."""
     route = network.route
     return json.dumps(
         {
@@ -233,12 +233,15 @@ class RankReports:
             raise RequestError(tuple(problems.values()))
 
     def rendezvous(self) -> str | None:
-        """The address by which other nodes reach the node of MASTER_ADDR; ``None`` if only by loopback."""
+        """Returns the address by which other nodes reach the node of MASTER_ADDR.
+
+        Returns ``None`` if the node is reached only by loopback.
+        """
         reached = (each["rendezvous"] for _, each in self.answers())
         return next((one for one in reached if one is not None and not is_loopback(one)), None)
 
     def nodes(self, network: NetworkView) -> tuple[ListenAddress, ...]:
-        """The nodes, with the interfaces that reach the rendezvous; nothing listens there yet."""
+        """Returns the nodes, with the interfaces that reach the rendezvous; nothing listens there yet."""
         infos = [*self.answers(), (0, json.loads(about(network)))]
         nodes = []
         for rank, each in infos:
@@ -250,7 +253,7 @@ class RankReports:
 
 
 def listeners(answers: Mapping[int, str]) -> tuple[ListenAddress, ...]:
-    """All nodes with the addresses at which they listen. Raises ``RunError`` if one cannot listen."""
+    """Returns all nodes with the addresses at which they listen. Raises ``RunError`` if one cannot listen."""
     nodes: list[ListenAddress] = []
     for _, text in sorted(answers.items()):
         answer = json.loads(text)
@@ -273,7 +276,10 @@ def check_connections(answers: Iterable[str], rendezvous: str) -> None:
 
 
 def silent(ranks: Sequence[int], network: NetworkView, waited_s: float) -> RunError:
-    """The error for ranks that do not answer rank 0; names the network if their node is unreachable."""
+    """Returns the error for ranks that do not answer rank 0.
+
+    It names the network if their node is unreachable.
+    """
     if failed := lost(ranks, network):
         return RunError(failed)
     there = ", ".join(dict.fromkeys(network.nodes[rank] for rank in ranks if rank in network.nodes))

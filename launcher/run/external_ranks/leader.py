@@ -86,7 +86,7 @@ class FollowerRanks:
         self._own.set("here0", whereabouts())
 
     def folder(self, elastic: bool = False) -> Path | None:
-        """The run folder of the previous attempt, if the outer launcher has restarted the ranks.
+        """Returns the run folder of the previous attempt, if the outer launcher has restarted the ranks.
 
         ``elastic``: the previous attempt may have had more nodes, and therefore another secret.
         """
@@ -161,7 +161,7 @@ class FollowerRanks:
             seen(self._ask(SeesFile(file)), root, key)
 
     def _ask(self, question: Question) -> dict[int, str]:
-        """The answers of all ranks, including rank 0. Raises ``RunError`` if one does not answer."""
+        """Returns the answers of all ranks, including rank 0. Raises ``RunError`` if one does not answer."""
         turn = self._turn
         self._tell(question)
         answers = {0: question.answer(self._network)}
@@ -289,7 +289,7 @@ def whereabouts() -> str:
 
 
 def outer_place() -> Place:
-    """This process's place under an outer launcher. Raises ``RequestError`` without one."""
+    """Returns this process's place under an outer launcher. Raises ``RequestError`` without one."""
     at = place()
     if at is None:
         text = "external: neither torchrun nor srun has started this process"
@@ -375,5 +375,5 @@ def _stop_requests(order: Instruction, world: World) -> Iterator[Callable[[], in
 
 
 def corner(at: Place) -> str:
-    """The key prefix of this attempt."""
+    """Returns the key prefix of this attempt."""
     return f"launcher{at.attempt}"

@@ -50,7 +50,7 @@ class Ended:
 def lead(
     trial: ExternalTrial, turn: int, at: Place, own: Messages, send: Callable[[object], None]
 ) -> dict[str, Any]:
-    """Rank 0's part; returns its results once every child has ended successfully.
+    """Runs rank 0's part; returns its results once every child has ended successfully.
 
     Raises ``RanksFailed`` with the root cause, ``Interrupted`` if a rank was asked to stop, ``RunError`` if a
     rank does not answer any more: then no other trial is possible.
@@ -76,7 +76,7 @@ def lead(
 
 
 def obey(trial: ExternalTrial, turn: int, at: Place, own: Messages) -> None:
-    """The part of any other rank, reported to rank 0. Raises ``Preempted`` if it was asked to stop."""
+    """Runs the part of another rank, and reports to rank 0. Raises ``Preempted`` if it was asked to stop."""
     keys = _keys(turn, own)
     mine = _child(trial, turn, at, keys, lambda _: None)
     keys.set(f"ended{at.rank}", encode(mine, Ended))
@@ -145,7 +145,7 @@ def _tell(keys: Messages, fault: Fault) -> None:
 
 
 def _reported_fault(keys: Messages) -> Fault | None:
-    """The fault that a rank has reported; ``None`` if no rank has failed."""
+    """Returns the fault that a rank has reported; ``None`` if no rank has failed."""
     if not keys.check(["failed"]):
         return None
     fault: Fault = decode(keys.get("failed"), Fault)

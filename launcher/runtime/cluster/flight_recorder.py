@@ -19,17 +19,20 @@ _log = logging.getLogger(__name__)
 
 
 def prefix(folder: Path) -> Path:
-    """The path prefix; NCCL's watchdog appends the rank. In ``logs``, as torch does not create the folder."""
+    """Returns the path prefix, to which NCCL's watchdog appends the rank.
+
+    It is in ``logs``, because torch does not create the folder.
+    """
     return folder / "logs" / "flight-rank"
 
 
 def nccl_file(folder: Path, rank: int) -> Path:
-    """The file that NCCL's watchdog writes when a collective times out, before it ends the process."""
+    """Returns the file that NCCL's watchdog writes when a collective times out, and then ends the process."""
     return Path(f"{prefix(folder)}{rank}")
 
 
 def gloo_file(folder: Path, rank: int) -> Path:
-    """The file of gloo's collectives.
+    """Returns the file of gloo's collectives.
 
     Its prefix differs from ``prefix``, since ``fr_trace`` reads all files with the same prefix.
     """
@@ -37,7 +40,10 @@ def gloo_file(folder: Path, rank: int) -> Path:
 
 
 def variables(folder: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables that torch reads when it makes a process group and when it writes; none that the user set."""
+    """Returns the variables that torch reads when it makes a process group and when it writes.
+
+    Variables that the user set are left out.
+    """
     defaults = {SIZE: str(ENTRIES), ON_TIMEOUT: "1", FILE: str(prefix(folder))}
     return {
         key: value for key, value in defaults.items() if key not in env and OLDER.get(key, key) not in env
@@ -76,6 +82,6 @@ def write(folder: Path, rank: int) -> Path | None:
 
 
 def written(folder: Path, since_ns: int = 0) -> list[Path]:
-    """The dumps in a run folder that are not older than ``since_ns``."""
+    """Returns the dumps in a run folder that are not older than ``since_ns``."""
     dumps = prefix(folder).parent.glob("flight-*")
     return sorted(path for path in dumps if path.stat().st_mtime_ns >= since_ns)

@@ -37,7 +37,10 @@ class Place:
 
 
 def rank(env: Mapping[str, str] = os.environ) -> int | None:
-    """This process's rank if an outer launcher started it, even if the other variables are missing."""
+    """Returns this process's rank if an outer launcher started it.
+
+    The other variables may be missing.
+    """
     with collecting_problems() as wrong:
         read = _Reader(env, wrong)
         launcher = _outer_launcher(read)
@@ -47,7 +50,10 @@ def rank(env: Mapping[str, str] = os.environ) -> int | None:
 
 
 def place(env: Mapping[str, str] = os.environ) -> Place | None:
-    """This process's place if torchrun or srun started the ranks, else ``None``. Raises ``RequestError``."""
+    """Returns this process's place if torchrun or srun started the ranks, else ``None``.
+
+    Raises ``RequestError``.
+    """
     with collecting_problems() as wrong:
         read = _Reader(env, wrong)
         launcher = _outer_launcher(read)
@@ -59,7 +65,7 @@ def place(env: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def _outer_launcher(read: _Reader) -> Literal["torchrun", "srun"] | None:
-    """The outer launcher that started this process as one of several; ``None`` without one.
+    """Returns the outer launcher that started this process as one of several; ``None`` without one.
 
     The shell of ``sbatch`` also has SLURM_PROCID and SLURM_NTASKS, but only ``srun`` sets
     SLURM_STEP_NUM_TASKS.
@@ -156,7 +162,7 @@ def _srun(read: _Reader) -> Place | None:
 
 
 def step_port(job: int, step: int) -> int:
-    """A port that all tasks of a Slurm step compute in the same way, below the ephemeral ports.
+    """Returns a port that all tasks of a Slurm step compute in the same way, below the ephemeral ports.
 
     >>> step_port(77, 1)
     16233
@@ -175,7 +181,7 @@ def tasks_per_node(text: str) -> tuple[int, ...]:
 
 
 def first_host(nodes: str) -> str | None:
-    """The first host of a Slurm node list.
+    """Returns the first host of a Slurm node list.
 
     >>> first_host("gpu[007-009,12],login"), first_host("a1,a2"), first_host("")
     ('gpu007', 'a1', None)
@@ -185,7 +191,7 @@ def first_host(nodes: str) -> str | None:
 
 
 def job(env: Mapping[str, str] = os.environ) -> str | None:
-    """An identifier that stays the same when Slurm requeues a job; ``None`` outside Slurm."""
+    """Returns an identifier that stays the same when Slurm requeues a job; ``None`` outside Slurm."""
     if not env.get("SLURM_JOB_ID"):
         return None
     number = env["SLURM_JOB_ID"]

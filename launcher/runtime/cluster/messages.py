@@ -95,13 +95,13 @@ class Messages:
         self.set(_REFUSED)
 
     def first_refusing(self, ranks: Sequence[int]) -> int | None:
-        """The first of ``ranks`` that has refused a message."""
+        """Returns the first of ``ranks`` that has refused a message."""
         if not self.check([_REFUSED]):  # one request as long as no rank has refused
             return None
         return next((rank for rank in ranks if self.check([f"{_REFUSED}{rank}"])), None)
 
     def within(self, corner: str) -> Messages:
-        """Messages whose keys have the prefix ``corner``."""
+        """Returns messages whose keys have the prefix ``corner``."""
         return Messages(PrefixStore(corner, self._store), self._secret, f"{self._corner}/{corner}")
 
     def check(self, names: Sequence[str]) -> bool:
@@ -113,7 +113,7 @@ class Messages:
 
 
 def secret(at: Place, env: Mapping[str, str] = os.environ) -> Secret:
-    """The secret of the job that ``at`` belongs to, the same for all of its ranks.
+    """Returns the secret of the job that ``at`` belongs to, the same for all of its ranks.
 
     It comes from the environment, or from the file that it names; else from a file that only this user can
     read, if all ranks see the same home: on one node, or on a network file system. Otherwise it is derived.
@@ -142,7 +142,7 @@ def secret(at: Place, env: Mapping[str, str] = os.environ) -> Secret:
 
 
 def private_file(file: Path) -> Path | None:
-    """``file`` with a secret for ``LAUNCHER_SECRET_FILE``; creates it unless it exists.
+    """Returns ``file`` with a secret for ``LAUNCHER_SECRET_FILE``; creates it unless it exists.
 
     Returns ``None`` on a file system that is full or does not protect files from other users.
     """
@@ -154,7 +154,7 @@ def private_file(file: Path) -> Path | None:
 
 
 def of_several_nodes(at: Place) -> Secret:
-    """The secret of a job on nodes that share neither an environment nor a home."""
+    """Returns the secret of a job on nodes that share neither an environment nor a home."""
     return Secret(_of_job(str(os.geteuid()).encode(), at), derived=True)
 
 
@@ -169,7 +169,7 @@ def _state_folder(env: Mapping[str, str]) -> Path | None:
 
 
 def _of_user(file: Path) -> bytes:
-    """The text in ``file``, which is created atomically if it does not exist."""
+    """Returns the text in ``file``, which is created atomically if it does not exist."""
     try:
         return _read(file)
     except FileNotFoundError:
@@ -239,12 +239,12 @@ class _Codec:
 
 
 def encode(value: object, kind: Any) -> bytes:
-    """``value`` of type ``kind`` as JSON. Raises ``Unsuitable`` if ``kind`` does not declare its content."""
+    """Returns ``value`` of type ``kind`` as JSON. Raises ``Unsuitable`` if ``kind`` declares no content."""
     return json.dumps(_codec(kind, "").encode(value), separators=(",", ":")).encode()
 
 
 def decode(body: bytes, kind: Any) -> Any:
-    """The ``kind`` that ``encode`` wrote. Raises ``Unsuitable`` for anything else."""
+    """Returns the ``kind`` that ``encode`` wrote. Raises ``Unsuitable`` for anything else."""
     try:
         return _codec(kind, "").decode(json.loads(body))
     except Unsuitable:
@@ -255,7 +255,10 @@ def decode(body: bytes, kind: Any) -> Any:
 
 @cache
 def _codec(kind: Any, module: str) -> _Codec:
-    """The codec of a type; ``module``: the module of the annotation ``kind``, to resolve names of types."""
+    """Returns the codec of a type.
+
+    ``module``: the module of the annotation ``kind``, to resolve names of types.
+    """
     if isinstance(kind, str | ForwardRef):
         name = kind if isinstance(kind, str) else kind.__forward_arg__
         return _codec(eval(name, vars(sys.modules[module])), module)
@@ -440,7 +443,7 @@ def _list(data: Any) -> list[Any]:
 
 
 def _any(value: Any) -> Any:
-    """Plain data that a user supplied, as in YAML."""
+    """Returns plain data that a user supplied, as in YAML."""
     if value is None or type(value) in _PLAIN:
         return value
     if isinstance(value, list | tuple):
@@ -457,7 +460,10 @@ _Header = list[tuple[str, str, list[int]]]
 
 
 def all_gather(mine: object, kind: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """The values of all ranks of ``group``; ``encode`` sends them as ``kind``. Every rank calls it."""
+    """Returns the values of all ranks of ``group``; ``encode`` sends them as ``kind``.
+
+    Every rank calls it.
+    """
     return [decode(body, kind) for body in byte_collectives.all_gather(encode(mine, kind), group)]
 
 
@@ -489,7 +495,7 @@ def gather_tensors(mine: Mapping[str, Tensor]) -> list[dict[str, Tensor]] | None
 
 
 def _packed(tensors: Mapping[str, Tensor]) -> bytes:
-    """A header, followed by the bytes of each tensor."""
+    """Returns a header, followed by the bytes of each tensor."""
     specs = {name: spec(t) for name, t in tensors.items()}
     header = encode([(name, s.dtype, [*s.shape]) for name, s in specs.items()], _Header)
     flat = (t.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1) for t in tensors.values())
@@ -498,7 +504,7 @@ def _packed(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def _unpacked(body: bytes) -> dict[str, Tensor]:
-    """The tensors that ``_packed`` wrote. Raises ``RunError`` for anything else."""
+    """Returns the tensors that ``_packed`` wrote. Raises ``RunError`` for anything else."""
     at = _HEAD + int.from_bytes(body[:_HEAD], "little")
     header: _Header = decode(body[_HEAD:at], _Header)
     tensors = {}

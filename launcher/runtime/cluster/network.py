@@ -52,7 +52,7 @@ _IfAddrs._fields_ = (
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """All interfaces with an IPv4 or IPv6 address, in the order of ``getifaddrs``: gloo's order too.
+    """Returns all interfaces with an IPv4 or IPv6 address, in the order of ``getifaddrs``: gloo's order too.
 
     Raises ``OSError``.
     """
@@ -78,7 +78,10 @@ def _listed(entry: ctypes._Pointer[_IfAddrs]) -> Iterator[Interface]:
 
 
 def _address(address: _SockAddr) -> str | None:
-    """The text of an IPv4 or IPv6 address, with the scope if link-local; ``None`` for other families."""
+    """Returns the text of an IPv4 or IPv6 address, with the scope if link-local.
+
+    Returns ``None`` for other families.
+    """
     data = bytes(address.data)
     if address.family == socket.AF_INET:
         return socket.inet_ntop(socket.AF_INET, data[2:6])
@@ -90,12 +93,15 @@ def _address(address: _SockAddr) -> str | None:
 
 
 def named(name: str) -> Interface | None:
-    """The interface with its first address, at which gloo listens; ``None`` if there is none of this name."""
+    """Returns the interface with its first address, at which gloo listens.
+
+    Returns ``None`` if there is none of this name.
+    """
     return next((one for one in interfaces() if one.name == name), None)
 
 
 def having(address: str) -> Interface | None:
-    """The interface of this machine that has ``address``."""
+    """Returns the interface of this machine that has ``address``."""
     return next((one for one in interfaces() if one.address == address), None)
 
 
@@ -108,7 +114,7 @@ class Route:
 
 
 def route(host: str, port: int) -> Route | None:
-    """The route from this machine to ``host``; ``None`` if there is none.
+    """Returns the route from this machine to ``host``; ``None`` if there is none.
 
     Queries the system's route with a UDP socket, which sends nothing. Raises ``OSError`` if ``host`` cannot
     be resolved.
@@ -128,7 +134,7 @@ def route(host: str, port: int) -> Route | None:
 
 
 def _text(name: tuple[str, int] | tuple[str, int, int, int]) -> str:
-    """The address of a socket in the form that ``interfaces`` uses."""
+    """Returns the address of a socket in the form that ``interfaces`` uses."""
     return f"{name[0].partition('%')[0]}%{name[3]}" if len(name) == 4 and name[3] else name[0]
 
 
@@ -141,7 +147,7 @@ def is_loopback(address: str) -> bool:
 
 
 def endpoint(host: str, port: int) -> str:
-    """Host and port as written in URLs; an IPv6 address is in brackets.
+    """Returns host and port as written in URLs; an IPv6 address is in brackets.
 
     >>> endpoint("10.0.0.1", 29500), endpoint("fd00::1", 29500)
     ('10.0.0.1:29500', '[fd00::1]:29500')
@@ -246,7 +252,7 @@ class NetworkView:
         )
 
     def note(self) -> str:
-        """The line at the start of a run that says which interface its ranks use."""
+        """Returns the line at the start of a run that says which interface its ranks use."""
         where = endpoint(self.at.host, self.at.port)
         if self.route is None:
             way_out = "" if GLOO in self._by_user else f"; set {GLOO}"
@@ -264,7 +270,10 @@ class NetworkView:
             self._env.pop(key, None)
 
     def unreached(self, within_s: float = ANSWER_S, refused: bool = True) -> list[Unreached]:
-        """The nodes that this one cannot reach; without ``refused``, a refused connection is success."""
+        """Returns the nodes that this one cannot reach.
+
+        Unless ``refused``, a refused connection is success.
+        """
         own = self._own()
         failures: list[Unreached] = []
         for source in own:
@@ -274,13 +283,19 @@ class NetworkView:
         return failures
 
     def _own(self) -> tuple[ListenAddress, ...]:
-        """The ``peers`` on this node. Node names may repeat, so a node's first rank compares ranks."""
+        """Returns the ``peers`` on this node.
+
+        Node names may repeat, so a node's first rank compares ranks.
+        """
         if self.first_of_node:
             return tuple(peer for peer in self.peers if peer.rank == self.at.rank)
         return tuple(peer for peer in self.peers if peer.node == socket.gethostname())
 
     def lost(self) -> str:
-        """The reason why the rendezvous cannot be reached, else ""; a refused connection is an answer."""
+        """Returns the reason why the rendezvous cannot be reached, else "".
+
+        A refused connection is an answer.
+        """
         try:
             socket.create_connection((self.at.host, self.at.port), timeout=AFTERWARDS_S).close()
         except ConnectionRefusedError:
@@ -290,7 +305,7 @@ class NetworkView:
         return ""
 
     def here(self) -> str:
-        """This node's name, with the interface that leads to the rendezvous."""
+        """Returns this node's name, with the interface that leads to the rendezvous."""
         node = socket.gethostname()
         return node if self.route is None else f"{node} ({self.route.interface})"
 
@@ -313,7 +328,7 @@ def _route(at: Place) -> Route | None:
 
 
 def describe(failed: Sequence[Unreached], rendezvous: str) -> str:
-    """A line that says which nodes cannot reach each other, by which interfaces, and what to set."""
+    """Returns a line that says which nodes cannot reach each other, by which interfaces, and what to set."""
     first = min(failed, key=lambda one: (one.source.node, one.target.node))
     text = f"{first.source} cannot reach {first.target}: {first.why}"
     pairs = {(one.source.node, one.target.node) for one in failed}
@@ -333,7 +348,10 @@ def _family(address: str) -> socket.AddressFamily:
 def _connect(
     source: str, targets: Iterable[ListenAddress], within_s: float, refused: bool
 ) -> Iterator[tuple[ListenAddress, str]]:
-    """The targets that cannot be reached from the address ``source``, with reasons; tries all at once."""
+    """Yields the targets that cannot be reached from the address ``source``, with reasons.
+
+    Tries all at once.
+    """
     with selectors.DefaultSelector() as waiting:
         # start all connections
         for target in targets:

@@ -81,7 +81,7 @@ def _hosted(place: Place) -> Store:
 
 
 def _interface(place: Place) -> tuple[socket.AddressFamily, str]:
-    """The address of MASTER_ADDR, at which rank 0 listens; "" for every interface.
+    """Returns the address of MASTER_ADDR, at which rank 0 listens; "" for every interface.
 
     It listens at every interface if the name is not an address of this machine, as behind NAT, or is one that
     other nodes cannot reach: Debian maps a machine's own name to 127.0.1.1.
@@ -152,7 +152,7 @@ class RendezvousRequest:
         self._over.set()
 
     def late_s(self) -> float:
-        """Seconds since the store last answered."""
+        """Returns the seconds since the store last answered."""
         return time.monotonic() - self._answered
 
     def wait(self, within_s: float) -> bool:
@@ -233,7 +233,7 @@ class Rendezvous:
         return TCPStore(_HOST, self.port, size, is_master=False, timeout=timedelta(seconds=timeout_s))
 
     def stack(self, rank: int) -> Path:
-        """The file to which a rank writes its stack on request."""
+        """Returns the file to which a rank writes its stack on request."""
         return self.folder / f"stack{rank}"
 
     @contextmanager

@@ -28,7 +28,7 @@ def _nowhere(_: object) -> None:
 
 
 def no_stop_signal() -> int:
-    """The default ``stop_signal``: without a supervisor no signal asks a rank to stop."""
+    """Returns the default ``stop_signal``: without a supervisor no signal asks a rank to stop."""
     return 0
 
 
@@ -52,17 +52,17 @@ class World:
 
 
 def place(device: str, local_rank: int) -> str:
-    """The device of one rank: ``npu`` becomes ``npu:1`` on local rank 1."""
+    """Returns the device of one rank: ``npu`` becomes ``npu:1`` on local rank 1."""
     return device if device == "cpu" else f"{device}:{local_rank}"
 
 
 def backend_of(device: str) -> str:
-    """The collective backends for a device."""
+    """Returns the collective backends for a device."""
     return devices.backends(device)
 
 
 def among(at: Place, device: str = "cpu", backend: str | None = None) -> World:
-    """The ``World`` of a rank whose place an outer launcher has assigned."""
+    """Returns the ``World`` of a rank whose place an outer launcher has assigned."""
     return World(
         rank=at.rank,
         size=at.size,
@@ -128,7 +128,7 @@ def connect(
 
 @contextmanager
 def _complete() -> Iterator[None]:
-    """Process groups created in the block are complete before any rank continues.
+    """Makes process groups created in the block complete before any rank continues.
 
     A rank that leaves early would disturb a slow one that is still connecting.
     """
@@ -143,7 +143,7 @@ def _complete() -> Iterator[None]:
 
 @contextmanager
 def bounded(timeout: timedelta) -> Iterator[None]:
-    """Process groups created in the block, by any code, use ``timeout`` unless they set their own.
+    """Gives process groups created in the block, by any code, ``timeout`` unless they set their own.
 
     A group does not inherit the world's timeout: torch gives it half an hour, and a mesh cannot set another.
     """
@@ -158,7 +158,7 @@ def bounded(timeout: timedelta) -> Iterator[None]:
 
 
 def usual_timeout() -> timedelta:
-    """The timeout of a process group that is created now."""
+    """Returns the timeout of a process group that is created now."""
     timeout: timedelta = dist.distributed_c10d.default_pg_timeout
     return timeout
 

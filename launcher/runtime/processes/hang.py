@@ -113,7 +113,7 @@ def _collective(frames: list[tuple[str, str, str]]) -> bool:
 
 
 def _position(text: str, pid: int) -> str:
-    """The main thread's innermost frame, if possible outside of packages and the standard library."""
+    """Returns the main thread's innermost frame, if possible outside of packages and the standard library."""
     frames = _FRAME.findall(text.split("\n\n")[-1])
     if not frames:
         waiting = ", because it waits for a disk or a device"
@@ -176,7 +176,10 @@ def failed(
 
 
 def _written(folder: Path, world: World, patient: bool) -> list[Fault]:
-    """The faults that ranks of this attempt have written; if ``patient``, waits for one that is no echo."""
+    """Returns the faults that ranks of this attempt have written.
+
+    If ``patient``, waits for one that is no echo.
+    """
     end = time.monotonic() + CAUSE_S
     while True:
         read = [Fault(**json.loads(f.read_text(encoding="utf-8"))) for f in folder.glob("errors/rank*.json")]
@@ -190,11 +193,11 @@ def _written(folder: Path, world: World, patient: bool) -> list[Fault]:
 
 
 def _cut(rank_faults: list[Fault], world: World, timeout_s: float, network: NetworkView) -> Fault | None:
-    """The fault of a network that kept nodes waiting for each other; ``None`` if there is another cause.
+    """Returns the fault of a network that kept nodes waiting for each other.
 
-    If another node does not answer now, the cause is the network or, unless ranks of that node report a
-    timeout, that node itself. If all nodes answer, the network may have been the cause if every rank waited
-    until its timeout.
+    Returns ``None`` if there is another cause. If another node does not answer now, the cause is the network
+    or, unless ranks of that node report a timeout, that node itself. If all nodes answer, the network may
+    have been the cause if every rank waited until its timeout.
     """
     late = {network.nodes.get(f.rank, "") for f in rank_faults if f.late}
     limit = f"for {timeout_s:g} s (launch.timeout_s)"
@@ -214,7 +217,10 @@ def _cut(rank_faults: list[Fault], world: World, timeout_s: float, network: Netw
 
 
 def _silent(ranks: Iterable[int], world: World, where: HostAndPid, timeout_s: float) -> list[Fault]:
-    """Faults of ranks that wrote none: those known to be dead or stopped, else all whose state is unknown."""
+    """Returns faults of ranks that wrote none.
+
+    If some are known to be dead or stopped, only theirs; else one for each rank whose state is unknown.
+    """
     known: list[Fault] = []
     unseen: list[Fault] = []
     for rank in sorted(ranks):

@@ -75,7 +75,7 @@ class RankParent:
         return self._line.connection.fileno()
 
     def take(self) -> Child | None:
-        """The next forked rank; ``None`` if this parent cannot fork any."""
+        """Returns the next forked rank; ``None`` if this parent cannot fork any."""
         try:
             word, *values = self._line.connection.recv()
             while word == "exit":
@@ -114,7 +114,7 @@ def parent_of(task: AttemptTask, ranks: Sequence[int], start: Start) -> RankPare
 
 
 def _fork_all(line: Connection, task: AttemptTask, ranks: Sequence[int]) -> None:
-    """The main function of the parent of ranks."""
+    """Runs the parent of ranks: its main function."""
     for signum in STOPS:  # the terminal signals all processes; ranks get theirs from the supervisor
         signal.signal(signum, signal.SIG_IGN)
     if task.share is not None:
@@ -268,7 +268,7 @@ def _note(fd: int, signum: int) -> None:
 
 
 def all_here() -> Fault | None:
-    """The default ``elsewhere``: all ranks are children of this process."""
+    """Returns the default ``elsewhere``: all ranks are children of this process."""
     return None
 
 
@@ -378,7 +378,7 @@ class _Supervisor:
         self._deadline = None
 
     def _known(self) -> list[Fault]:
-        """The faults of these ranks, and the one that was reported from elsewhere."""
+        """Returns the faults of these ranks, and the one that was reported from elsewhere."""
         return [*self._out.faults.values(), *([] if self._peer is None else [self._peer])]
 
     def _accuse(self) -> None:
@@ -448,7 +448,7 @@ class _Supervisor:
             self._hurry()
 
     def _unsaid(self, rank: int, code: int) -> Fault:
-        """The fault of a rank that reported none.
+        """Returns the fault of a rank that reported none.
 
         If the rank's last collectives are in a new file, NCCL's watchdog ended the rank: nothing else writes
         such a file.

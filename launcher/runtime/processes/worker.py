@@ -198,7 +198,10 @@ def _set_up_process(task: AttemptTask, rank: int, box: Outbox) -> Callable[[], i
 
 
 def _variables(at: World, near: bool) -> dict[str, str]:
-    """Variables that torch and users read; ``near``: gloo defaults to loopback, without a name service."""
+    """Returns the variables that torch and users read.
+
+    ``near``: gloo defaults to loopback, without a name service.
+    """
     here = near and "lo" in {name for _, name in socket.if_nameindex()}
     loopback = {"GLOO_SOCKET_IFNAME": "lo"} if here else {}
     numbers = {"RANK": at.rank, "LOCAL_RANK": at.local_rank, "WORLD_SIZE": at.size}

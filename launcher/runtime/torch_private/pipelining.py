@@ -79,7 +79,7 @@ class ForwardRuntime(ScheduleRuntime):
 def runtime(
     stages: Sequence[ReducingStage], schedule: Schedule, micros: int, loss: Callable[..., Any]
 ) -> Runtime:
-    """torch's pipeline runtime for exactly these actions; torch adds sends, receives and reductions."""
+    """Returns torch's pipeline runtime for these actions; torch adds sends, receives and reductions."""
     kinds = {a.kind for row in schedule for a in row}
     runtime_class = ForwardRuntime if kinds <= {"F"} else ScheduleRuntime
     run = runtime_class(list(stages), micros, loss_fn=loss, scale_grads=False)

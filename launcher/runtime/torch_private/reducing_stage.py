@@ -147,7 +147,7 @@ class ReducingStage(Base):
         return out
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        """The second half of a backward: computes the products that the first half deferred."""
+        """Computes the products that the first half of the backward deferred."""
         for product in self.products.pop(bwd_chunk_id):
             product.add()
         if isinstance(self.submod, FSDPModule):
@@ -173,7 +173,7 @@ class ReducingStage(Base):
         return made, None
 
     def perform_reduce_grad(self, *args: Any) -> None:
-        """After the last backward: starts the once-a-step reductions; torch then only reshards weights."""
+        """Starts the once-a-step reductions after the last backward; torch then only reshards weights."""
         self.reductions.flush()
         super().perform_reduce_grad(*args)
 
@@ -202,7 +202,7 @@ class ReducingStage(Base):
 
 
 def _groups(module: FSDPModule) -> Iterator[Any]:
-    """FSDP2's parameter groups, including those of submodules."""
+    """Yields FSDP2's parameter groups, including those of submodules."""
     root = fully_shard.state(module)  # type: ignore[attr-defined]
     return (group for state in root._state_ctx.all_states for group in param_groups(state))
 

@@ -29,7 +29,7 @@ class Torch211Stage(PipelineStage):
     get_outputs_meta: Callable[[], tuple[torch.Tensor, ...]]
 
     def _get_init_p2p_neighbors_ops(self) -> Any:
-        """Neighboring stages on one rank pass values directly; torch would have the rank send to itself."""
+        """Leaves out stages on the same rank, which pass values directly: the rank would send to itself."""
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
@@ -78,7 +78,7 @@ else:
 
 
 def outputs_kept(stage: Any, chunk: int) -> tuple[torch.Tensor | GradientEdge, ...]:
-    """The tensors or graph edges from which the backward of a micro batch starts."""
+    """Returns the tensors or graph edges from which the backward of a micro batch starts."""
     if hasattr(stage, "_forward_chunk_states"):
         edges: tuple[torch.Tensor | GradientEdge, ...]
         edges = stage._forward_chunk_states[chunk].stage_output_for_backward()

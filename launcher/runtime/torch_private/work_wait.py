@@ -24,7 +24,7 @@ _waited = _Waited()
 
 
 def seconds_waited() -> float:
-    """Seconds that the calling thread has waited, counted from the first call of this function."""
+    """Returns seconds that the calling thread has waited, counted from the first call of this function."""
     wait = dist.Work.wait
     if not hasattr(wait, "__wrapped__"):
         dist.Work.wait = _timed(wait)  # type: ignore[method-assign]

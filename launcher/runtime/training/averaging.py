@@ -48,7 +48,7 @@ class WeightAverage:
                 self._means[p.name].lerp_(w, self._share)
 
     def named(self) -> list[tuple[Placed, Tensor]]:
-        """This rank's shard of each average; empty before the average has started."""
+        """Returns this rank's shard of each average; empty before the average has started."""
         return [(p, self._means[p.name]) for p, _ in self._trained() if p.name in self._means]
 
     @contextmanager
@@ -83,5 +83,8 @@ class WeightAverage:
                 own.copy_(first[self._model.first_name(name)])
 
     def _trained(self) -> list[tuple[Placed, Tensor]]:
-        """This rank's shards of the first copies of trained parameters; they share memory with the model."""
+        """Returns this rank's shards of the first copies of trained parameters.
+
+        They share memory with the model.
+        """
         return [(p, local(t.detach())) for p, t in self._model.named() if p.trainable and not p.buffer]

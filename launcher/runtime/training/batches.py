@@ -112,7 +112,7 @@ class Feed:
         return at["dp_replicate"] * self.plan.sizes.grid["dp_shard"] + at["dp_shard"]
 
     def batch(self, step: int) -> Batch:
-        """This rank's samples of optimizer step ``step`` (0-based)."""
+        """Returns this rank's samples of optimizer step ``step`` (0-based)."""
         n = len(self.train) if self.limit is None else min(self.limit, len(self.train))
         indices = self.order(step, self.plan.sizes.global_batch, n)
         return self._read(self.train, indices, self.plan.sizes.local_batch, f"step {step + 1}")
@@ -172,7 +172,10 @@ class Feed:
         return Batch(inputs, target_tensors[0] if target_tensors else None, valid)
 
     def _targets(self, source: Samples, read: Indices, where: str, split: str) -> Tensor:
-        """The targets, checked on the CPU by the rank that reads them: no rank has to wait for a GPU."""
+        """Returns the targets, checked on the CPU by the rank that reads them.
+
+        So no rank has to wait for a GPU.
+        """
         targets = _each(source.targets(read), read, where, split)
         objective, at = self.plan.objective, SamplePlace(where, split)
         count = classes(self.plan, targets.shape)
@@ -201,7 +204,7 @@ class Feed:
 
 
 def _each(t: Tensor, read: Indices, where: str, split: str) -> Tensor:
-    """``t`` itself. Raises ``RunError`` unless it has one entry for each index."""
+    """Returns ``t`` itself. Raises ``RunError`` unless it has one entry for each index."""
     if len(t) != len(read):
         text = f"{where}: {len(read)} {split} samples were requested, and the data returned {len(t)}"
         raise RunError(f"{text}, in a tensor of shape {tuple(t.shape)}; return one for each index, in order")

@@ -59,7 +59,7 @@ class State:
 
 
 def states(s: Session) -> list[State]:
-    """The states of each parameter's first copy on this rank."""
+    """Returns the states of each parameter's first copy on this rank."""
     kept = [
         State(_named(key, p.name), p, t, key, tensor=value)
         for p, t in s.model.named()
@@ -69,7 +69,7 @@ def states(s: Session) -> list[State]:
 
 
 def _averages(s: Session) -> list[State]:
-    """The moving averages of weights, if there are any."""
+    """Returns the moving averages of weights, if there are any."""
     params = dict(s.model.trainable())
     means = [] if s.average is None else s.average.named()
     return [State(_named(AVERAGE, p.name), p, params[p.name], AVERAGE, tensor=mean) for p, mean in means]
@@ -84,7 +84,7 @@ def _named(key: str, param: str) -> str:
 
 
 def strategy(s: Session, optimizer_states: Sequence[State]) -> Strategy:
-    """The strategy of the weights and the ``optimizer_states``.
+    """Returns the strategy of the weights and the ``optimizer_states``.
 
     Every rank calls this: the ranks agree on which states exist.
     """
@@ -100,7 +100,7 @@ def strategy(s: Session, optimizer_states: Sequence[State]) -> Strategy:
 
 
 def _laid_out(s: Session, param: Layout, key: str, shape: tuple[int, ...] | None) -> Layout:
-    """The layout of a state: that of the parameter, of a row or column of it, or unsharded.
+    """Returns the layout of a state: that of the parameter, of a row or column of it, or unsharded.
 
     ``shape`` as in ``described``.
     """
@@ -112,7 +112,7 @@ def _laid_out(s: Session, param: Layout, key: str, shape: tuple[int, ...] | None
 
 
 def tensors(s: Session, optimizer_states: Sequence[State]) -> dict[str, Tensor]:
-    """This rank's tensors by checkpoint name, including the ``optimizer_states``.
+    """Returns this rank's tensors by checkpoint name, including the ``optimizer_states``.
 
     They share memory with the model, except Python numbers of the optimizer's state.
     """
@@ -121,7 +121,7 @@ def tensors(s: Session, optimizer_states: Sequence[State]) -> dict[str, Tensor]:
 
 
 def blob(t: Tensor) -> Blob:
-    """``t`` as bytes; no copy when it is contiguous on the CPU."""
+    """Returns ``t`` as bytes; no copy when it is contiguous on the CPU."""
     flat = t.detach().cpu().contiguous()
     raw = flat.reshape(-1).view(torch.uint8).numpy() if flat.numel() else b""
     return Blob.of(spec(flat).dtype, tuple(flat.shape), raw)
@@ -135,7 +135,7 @@ def fill(t: Tensor, b: Blob) -> None:
 
 
 def unpacked(b: Blob) -> Tensor:
-    """The values of ``b`` in a new tensor."""
+    """Returns the values of ``b`` in a new tensor."""
     raw = torch.empty(0, dtype=torch.uint8)
     if b.data.nbytes:  # frombuffer rejects empty buffers
         raw = torch.frombuffer(bytearray(b.data), dtype=torch.uint8)
@@ -143,7 +143,7 @@ def unpacked(b: Blob) -> Tensor:
 
 
 def extra(s: Session) -> Mapping[str, Blob]:
-    """State of this rank alone, needed to resume bit for bit in the same layout."""
+    """Returns the state of this rank alone, needed to resume bit for bit in the same layout."""
     device = torch.device(s.world.device)
     streams = {f"{STREAM}{kind}": blob(state) for kind, state in devices.rng_states(device).items()}
     return streams | module_state.saved()
@@ -219,7 +219,7 @@ def _averages_of(saved: Strategy) -> Strategy:
 
 
 def _blank(s: Session, saved: Strategy) -> list[State]:
-    """New tensors for the saved states of this rank's parameters; the optimizer's own state is not read."""
+    """Returns new tensors for the saved states of this rank's parameters; reads no optimizer state."""
     keys: dict[str, list[tuple[str, Entry]]] = {}
     for name, entry in saved.only("optim").entries.items():
         key, _, param = name.removeprefix("optim.").partition(".")
@@ -235,7 +235,7 @@ def _blank(s: Session, saved: Strategy) -> list[State]:
 
 
 def _room(s: Session, p: Placed, t: Tensor, key: str, entry: Entry) -> Tensor:
-    """Zeros for a saved state, on the device where torch's optimizers keep it after loading.
+    """Returns zeros for a saved state, on the device where torch's optimizers keep it after loading.
 
     Counters and Python numbers are on the CPU, unless ``on_device`` returns true.
     """

@@ -37,7 +37,7 @@ class FirstCompiledStep:
 
     @contextmanager
     def groups(self) -> Iterator[None]:
-        """Process groups that are created in the block get ``timeout``.
+        """Gives process groups that are created in the block ``timeout``.
 
         gloo limits messages between two ranks to the timeout with which their group was created.
         """

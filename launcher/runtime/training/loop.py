@@ -151,7 +151,7 @@ def _call(s: Session, hook: str, metrics: Mapping[str, float]) -> None:
 
 
 def _row(s: Session, loop: Loop, figures: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """The row that rank 0 reports for a step that took ``seconds``."""
+    """Returns the row that rank 0 reports for a step that took ``seconds``."""
     row = {
         "step": s.step,
         "steps": loop.until,
@@ -202,7 +202,7 @@ def stop(s: Session) -> NoReturn:
 
 
 def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float, float]:
-    """One optimizer step; returns the loss of the global batch and the gradient norm before clipping.
+    """Takes an optimizer step; returns the loss of the global batch and the norm before clipping.
 
     ``measuring``: updates ``s.measured``; the sums of metrics are reduced together with the loss. If loss or
     norm is not finite, the weights are not updated. With dynamic loss scaling all ranks then skip the step
@@ -256,7 +256,7 @@ def step(s: Session, clip: float | None, measuring: bool = False) -> tuple[float
 
 
 def _pairs(sums: list[float]) -> list[tuple[float, float]]:
-    """The sum and the count of each metric."""
+    """Returns the sum and the count of each metric."""
     return list(zip(sums[::2], sums[1::2], strict=True))
 
 
@@ -276,7 +276,7 @@ def _check_counted(s: Session) -> None:
 
 
 def _nothing(s: Session, batch: str) -> str:
-    """The reason why no target of ``batch`` counts."""
+    """Returns the reason why no target of ``batch`` counts."""
     objective = s.plan.objective
     if objective.classes:
         return f"all targets of {batch} are {objective.ignored}, which are ignored"
@@ -297,7 +297,7 @@ def _skip(s: Session) -> None:
 
 
 def validate(s: Session, batches: int | None, suffix: str = "") -> float:
-    """The loss over the held-out samples, each counted once, computed as in ``step``.
+    """Returns the loss over the held-out samples, each counted once, computed as in ``step``.
 
     ``suffix``: added to the names of the results, if the weights are not the trained ones.
     """

@@ -41,5 +41,5 @@ class Scaling:
 
 
 def scaling(dtypes: Precision) -> Scaling:
-    """The scaling at the start of training; all dtypes but fp16 keep a factor of 1."""
+    """Returns the scaling at the start of training; all dtypes but fp16 keep a factor of 1."""
     return Scaling(dtypes.scale or 1.0, dtypes.dynamic)

@@ -102,7 +102,7 @@ class Metrics:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Every complete row."""
+    """Returns every complete row."""
     return [row for _, row in _rows_with_ends(path)]
 
 
@@ -117,7 +117,7 @@ def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def _rows_with_ends(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Each row with the offset of its end, up to the first incomplete line."""
+    """Returns each row with the offset of its end, up to the first incomplete line."""
     rows, end = [], 0
     for line in path.read_bytes().splitlines(keepends=True):
         row = _parsed(line)
@@ -139,7 +139,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _place(row: Mapping[str, Any]) -> Place:
-    """The sort key of a row: a validation follows the row of its step.
+    """Returns the sort key of a row: a validation follows the row of its step.
 
     A validation of the moving average follows that of the weights. A validation of an older checkpoint
     belongs to the training step after which that was loaded.
@@ -149,7 +149,7 @@ def _place(row: Mapping[str, Any]) -> Place:
 
 
 def _kept(path: Path, first: Place) -> int:
-    """Bytes of the rows that sort before ``first``."""
+    """Returns the bytes of the rows that sort before ``first``."""
     end = 0
     for at, row in _rows_with_ends(path):
         if _place(row) >= first:
@@ -210,7 +210,7 @@ class LocalNormLog:
 
 
 def lines(step: int, every: Sequence[Mapping[str, float]]) -> list[str]:
-    """One line per parameter, in the order of the ranks that have it.
+    """Returns one line per parameter, in the order of the ranks that have it.
 
     >>> lines(3, [{"w": 0.5, "b": 1.0}, {"w": 0.25}])
     ['local_norm, step 3: w 0.5 on rank 0, 0.25 on rank 1', 'local_norm, step 3: b 1 on rank 0']
@@ -222,7 +222,7 @@ def lines(step: int, every: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def _spread(name: str, every: Sequence[Mapping[str, float]]) -> str:
-    """Each rank's number; for many ranks only the smallest and the largest.
+    """Returns each rank's number; for many ranks only the smallest and the largest.
 
     >>> _spread("w", [{"w": float(n)} for n in range(6)])
     '0 (rank 0) to 5 (rank 5) on 6 ranks'

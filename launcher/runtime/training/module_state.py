@@ -34,7 +34,7 @@ MAPPINGS = {"dict": dict, "OrderedDict": OrderedDict}
 
 
 def extra_state_text(model: ParallelModel) -> str:
-    """The extra state of this rank's modules by name, as text that is equal for equal states.
+    """Returns the extra state of this rank's modules by name, as text that is equal for equal states.
 
     Raises ``RunError`` for values that a checkpoint cannot store.
     """
@@ -44,7 +44,7 @@ def extra_state_text(model: ParallelModel) -> str:
 
 
 def gathered(model: ParallelModel) -> dict[str, Any] | None:
-    """The extra states of all ranks; every rank calls it. ``None`` if no module has any."""
+    """Returns the extra states of all ranks; every rank calls it. ``None`` if no module has any."""
     every = all_gather(extra_state_text(model), str)
     texts = [*dict.fromkeys(every)]
     if texts == ["{}"]:
@@ -71,7 +71,7 @@ def restore(model: ParallelModel, saved: Any, rank: int, same_layout: bool) -> l
 
 
 def _saying(model: ParallelModel) -> Iterator[tuple[str, nn.Module]]:
-    """This rank's modules that override ``get_extra_state``, each once."""
+    """Yields this rank's modules that override ``get_extra_state``, each once."""
     modules: dict[str, nn.Module] = {}
     for part in model.parts:
         for name, module in part.module.named_modules():
@@ -141,7 +141,7 @@ def seed(words: np.ndarray) -> None:
 
 
 def saved() -> dict[str, Blob]:
-    """The current states."""
+    """Returns the current states."""
     kind, keys, place, full, kept = np.random.get_state()
     numpy = [str(kind), np.asarray(keys).tolist(), int(place), int(full), float(kept)]
     return {PYTHON: _blob(random.getstate()), NUMPY: _blob(numpy)}

@@ -41,13 +41,15 @@ class Watched:
 
 
 def value(s: Session, watched: Watched) -> float:
-    """The metric after a validation. Raises ``RunError`` if it has no value."""
+    """Returns the metric after a validation. Raises ``RunError`` if it has no value."""
     number = s.results.get(watched.metric)
     if number is None:
         available = ", ".join(
             n for n in s.results if n == "loss" or (n.startswith("val_") and n != "val_step")
         )
-        raise RunError(f"{watched.key}: {watched.metric!r} is not a metric; there are {available}")
+        raise RunError(
+            f"{watched.key}: {watched.metric!r} is not a metric of this run; use one of {available}"
+        )
     return number
 
 

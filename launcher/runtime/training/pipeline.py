@@ -105,7 +105,7 @@ class PipelineRuntime:
         loss_scale: float = 1.0,
         measuring: bool = False,
     ) -> torch.Tensor:
-        """Forward and backward of this rank's part of a batch; gradients must be cleared before.
+        """Runs forward and backward of this rank's part of a batch; gradients must be cleared before.
 
         The first stage's ranks use ``inputs``, the last stage's ``targets``. Returns this rank's share (0-d)
         of the global batch's mean loss: the sum over all ranks is the mean. It is 0 on ranks without the last
@@ -130,10 +130,10 @@ class PipelineRuntime:
     def evaluate(
         self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, valid: int
     ) -> torch.Tensor:
-        """Loss and number of counted targets, summed over the first ``valid`` samples of this rank's part.
+        """Returns the loss and the number of targets that count, summed over ``valid`` samples.
 
-        The other samples are padding. Computes no gradients. Both are 0 on the ranks whose ``step`` returns
-        0.
+        These are the first ones of this rank's part. The other samples are padding. Computes no gradients.
+        Both are 0 on the ranks whose ``step`` returns 0.
         """
         self.measuring = True
         self._forward(inputs, targets, valid, keep=self.model.plan.output_broadcast)
@@ -145,7 +145,7 @@ class PipelineRuntime:
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """The model's output for this rank's part of a batch, in evaluation mode.
+        """Returns the model's output for this rank's part of a batch, in evaluation mode.
 
         The ranks of the last stage get it, with ``output_broadcast`` those of every stage; all others get
         ``None``.
@@ -325,7 +325,7 @@ def _stages(
     *,
     made: Sequence[TensorSpec],
 ) -> list[reducing_stage.ReducingStage]:
-    """The stages of this rank; ``made``: a last-stage rank's share of the model's output."""
+    """Returns the stages of this rank; ``made``: a last-stage rank's share of the model's output."""
     plan = model.plan
     level = plan.hsdp.optimizer_level if plan.hsdp else "level1"
     out = []
@@ -361,17 +361,17 @@ def _stages(
 
 
 def _output(plan: Plan) -> tuple[TensorSpec, ...]:
-    """What a rank of the last stage outputs in training."""
+    """Returns what a rank of the last stage outputs in training."""
     return plan.output if plan.sharding is None else plan.sharding.stages[-1].gives
 
 
 def _each(specs: Sequence[TensorSpec], pieces: tuple[int, ...]) -> list[tuple[TensorSpec, ...]]:
-    """The specs of the full micro batch, or of each of its sequence chunks."""
+    """Returns the specs of the full micro batch, or of each of its sequence chunks."""
     return [tuple(shortened(t, n, sum(pieces)) for t in specs) for n in pieces] or [tuple(specs)]
 
 
 def _flat(plan: Plan, boundary: int) -> tuple[tuple[TensorSpec, ...], list[bool]]:
-    """The tensors that cross a boundary, and whether each has a gradient."""
+    """Returns the tensors that cross a boundary, and whether each has a gradient."""
     crossing = plan.boundaries[boundary]
     return tuple(t for c in crossing for t in c.sent), [grad for c in crossing for grad in c.gradients]
 

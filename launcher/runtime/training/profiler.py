@@ -48,7 +48,7 @@ class KernelTimes:
 
 
 def kernel_times(profile: Any) -> KernelTimes:
-    """The kernels of a finished ``torch.profiler.profile``.
+    """Returns the kernels of a finished ``torch.profiler.profile``.
 
     These are a device's kernels if the profiler recorded any, else the operators of the CPU.
     """
@@ -70,7 +70,7 @@ def kernel_times(profile: Any) -> KernelTimes:
 
 
 def table(times: KernelTimes, most: int = 10) -> list[str]:
-    """Table lines of the ``most`` most expensive kernels: milliseconds, share, calls, name."""
+    """Returns a table of the ``most`` most expensive kernels: milliseconds, share, calls, name."""
     kind = "kernel" if times.on == "device" else "operator"
     lines = [f"{'ms':>9} {'share':>6} {'calls':>6}  {kind}"]
     for row in times.rows[:most]:
@@ -81,7 +81,7 @@ def table(times: KernelTimes, most: int = 10) -> list[str]:
 
 
 def shortened(name: str) -> str:
-    """``name`` without the prefixes of torch's own kernels, shortened to the width of a table.
+    """Returns ``name`` without the prefixes of torch's own kernels, shortened to the width of a table.
 
     >>> shortened("void at::native::(anonymous namespace)::cunn_SoftMaxBackward<4, float>(float*, long)")
     'cunn_SoftMaxBackward<4, float>(float*, long)'

@@ -120,7 +120,7 @@ class ProgressBar(SilentProgress):
 def progress(
     mode: ProgressMode = "auto", out: TextIO | None = None, clock: Clock = time.monotonic
 ) -> SilentProgress:
-    """``auto`` draws a bar on a terminal and prints plain lines elsewhere. ``clock`` counts seconds."""
+    """Returns a display; ``auto`` is a bar on a terminal and plain lines elsewhere. ``clock``: in seconds."""
     out = sys.stdout if out is None else out
     if mode == "auto":
         mode = "bar" if out.isatty() and os.environ.get("TERM") not in DUMB else "plain"
@@ -137,7 +137,7 @@ class Pace:
         self._first: tuple[int, float] | None = None
 
     def seconds_left(self, news: News) -> float | None:
-        """Seconds left; uses the first step's own ``step_ms`` until a second step is known."""
+        """Returns the seconds left; uses the first step's own ``step_ms`` until a second step is known."""
         step = news["step"]
         now = self._clock()
         if self._first is None or step < self._first[0]:  # a restart goes back
@@ -153,7 +153,10 @@ class Pace:
 
 
 def message(news: News) -> str | None:
-    """The text to print on a separate line: a message or a validation; ``None`` for a training step."""
+    """Returns the text to print on a separate line: a message or a validation.
+
+    Returns ``None`` for a training step.
+    """
     if "text" in news:
         return str(news["text"])
     values = {key: value for key, value in news.items() if key.startswith("val_")}
@@ -173,7 +176,7 @@ def line(news: News, left: float | None) -> str:
 
 
 def facts(news: News, seconds_left: float | None) -> list[str]:
-    """The readable figures of a training step; the last step shows no time left."""
+    """Returns the readable figures of a training step; the last step shows no time left."""
     figures = [form(news[key]) for key, form in _FORMS.items() if key in news]
     return (
         figures

@@ -69,7 +69,10 @@ def check_replicas(s: Session) -> None:
 
 
 def _copies(layout: Layout, rank: int) -> str:
-    """A name for the ranks that have the same piece of a tensor as ``rank``; "" if only ``rank`` has it."""
+    """Returns a name for the ranks that have the same piece of a tensor as ``rank``.
+
+    Returns "" if only ``rank`` has it.
+    """
     at = layout.grid.coords(rank)
     if not {*AXES} <= at.keys():
         return ""

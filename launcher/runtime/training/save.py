@@ -48,7 +48,7 @@ class CheckpointWriters:
         """Runs ``act`` on rank 0; all ranks return after it, or raise as ``all`` does."""
 
         def nothing() -> None:
-            """The other ranks do nothing."""
+            """Does nothing: the part of the other ranks."""
 
         self.all(act if self.world.rank == 0 else nothing)
 
@@ -209,7 +209,7 @@ def _spared(s: Session) -> Iterator[None]:
 
 
 def _snapshot(s: Session, keep: int | None, saver: Saver | None) -> Snapshot:
-    """This rank's share of a checkpoint, without what other ranks write.
+    """Returns this rank's share of a checkpoint, without what other ranks write.
 
     It refers to the model's own memory; with a ``saver``, to a copy.
     """

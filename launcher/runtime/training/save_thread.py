@@ -19,7 +19,7 @@ class Saver:
     """
 
     def __init__(self) -> None:
-        """Every rank constructs one at the same point of its work, as it creates a process group."""
+        """Creates a process group, so every rank constructs one at the same point of its work."""
         group = dist.new_group(backend="gloo")
         assert group is not None
         self.group: dist.ProcessGroup = group
@@ -29,10 +29,11 @@ class Saver:
         self._error: BaseException | None = None
 
     def host(self, name: str, t: Tensor) -> Tensor:
-        """A copy of ``t`` in host memory, which is reused for the next copy of this name, after ``wait``.
+        """Returns a copy of ``t`` in host memory.
 
-        A device copies asynchronously to pinned memory, in the order of its other work: later work of the
-        caller cannot change the copy, and only the thread waits for it, before it writes.
+        After ``wait``, the memory is reused for the next copy of this name. A device copies asynchronously to
+        pinned memory, in the order of its other work: later work of the caller cannot change the copy, and
+        only the thread waits for it, before it writes.
         """
         assert self._thread is None
         away = devices.is_accelerator(t.device)

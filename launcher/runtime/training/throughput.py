@@ -49,7 +49,7 @@ PEAKS: tuple[tuple[str, Peaks], ...] = (
 
 
 def peak_flops(device: str, dtype: str, tf32: bool = False) -> float | None:
-    """FLOP/s of a ``device`` in ``dtype``; ``None`` if the table has no number.
+    """Returns the FLOP/s of a ``device`` in ``dtype``; ``None`` if the table has no number.
 
     ``tf32``: float32 matrix products use TF32.
 
@@ -89,7 +89,7 @@ def _numbered(name: str, word: str) -> bool:
 
 
 def units_per_second(unit: str, units: int, seconds: float) -> dict[str, float]:
-    """The figure ``tokens_per_s`` or ``samples_per_s`` of a step that took ``seconds``.
+    """Returns the figure ``tokens_per_s`` or ``samples_per_s`` of a step that took ``seconds``.
 
     ``unit``: tokens or samples; ``units``: how many of them all ranks together train on in a step.
 
@@ -111,7 +111,7 @@ class DeviceFigures:
     peak: float | None
 
     def row(self, seconds: float) -> dict[str, float]:
-        """The figures of a step that took ``seconds``.
+        """Returns the figures of a step that took ``seconds``.
 
         Memory is the peak so far: on an accelerator what torch's allocator handed out and what it reserved on
         the device, elsewhere the resident memory of the process.
@@ -131,7 +131,7 @@ class DeviceFigures:
 
 
 def device_figures(plan: Plan, device: torch.device) -> DeviceFigures:
-    """The figures of this rank's ``device``."""
+    """Returns the figures of this rank's ``device``."""
     tf32 = torch.get_float32_matmul_precision() != "highest"
     peak = peak_flops(devices.name(device), plan.dtypes.compute, tf32)
     return DeviceFigures(device, plan.estimate.flops / plan.sizes.grid.size, peak)
@@ -164,7 +164,7 @@ class RankTimes:
             self._began = None
 
     def share(self) -> torch.Tensor:
-        """This rank's milliseconds per step since the last call, in a (ranks,) float64 tensor.
+        """Returns this rank's milliseconds per step since the last call, in a (ranks,) float64 tensor.
 
         They are at the rank's index; the other entries are 0, so the sum over all ranks has the times of all.
         """
@@ -176,7 +176,7 @@ class RankTimes:
 
 
 def rank_figures(each: Sequence[float]) -> dict[str, float]:
-    """The median and the worst of the ranks' milliseconds.
+    """Returns the median and the worst of the ranks' milliseconds.
 
     >>> rank_figures([30.0, 90.0, 31.0])
     {'step_ms_median': 31.0, 'step_ms_worst': 90.0, 'worst_rank': 1}

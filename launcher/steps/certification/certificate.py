@@ -46,7 +46,9 @@ class Finding:
     def __str__(self) -> str:
         subject = _WORDS[self.part] + (f" of {self.name}" if self.name else "")
         at = f"step {self.step}: " if self.step else ""
-        return f"{at}{subject}: {self.note or f'{self.error:.1e} from one process{self._relative()}'}"
+        return (
+            f"{at}{subject}: {self.note or f'error {self.error:.1e} against one process{self._relative()}'}"
+        )
 
     def _relative(self) -> str:
         """Returns words for what the error is relative to; "" if that is the largest number of the tensor."""
@@ -80,7 +82,7 @@ class Certificate:
         return max((f for f in self.findings if f.part == part), key=lambda f: f.error, default=None)
 
     def verdict(self) -> str:
-        """One line: the largest errors, or the earliest finding that does not hold."""
+        """Returns one line: the largest errors, or the earliest finding that does not hold."""
         if self.holds:
             kinds = len({f.name for f in self.findings if f.part == "gradient"})
             return f"holds: {kinds} parameters, {len(self.findings)} comparisons, {self.largest()}"
@@ -102,7 +104,10 @@ class Certificate:
 
 
 def verdict(passes: Sequence[Certificate]) -> str:
-    """The verdict of the first precision; for the others what does not hold, or their largest error."""
+    """Returns the verdict of the first precision.
+
+    For the others it has what does not hold, or their largest error.
+    """
     first, *others = passes
     if not first.holds:
         return first.verdict()
@@ -113,7 +118,10 @@ def verdict(passes: Sequence[Certificate]) -> str:
 
 
 def as_json(passes: Sequence[tuple[Certificate, Copy, Plan]], device: str) -> str:
-    """The certificate with everything needed to reproduce it; ``own``: in the request's own precision."""
+    """Returns the certificate with everything needed to reproduce it.
+
+    ``own``: in the request's own precision.
+    """
     # the first pass uses the precision of the comparison, a second one that of the request
     (c, copy, plan), *others = passes
     sizes, job = plan.sizes, copy.job
@@ -139,7 +147,7 @@ def as_json(passes: Sequence[tuple[Certificate, Copy, Plan]], device: str) -> st
 
 
 def _compared(c: Certificate, copy: Copy) -> dict[str, Any]:
-    """The results in one precision."""
+    """Returns the results in one precision."""
     return {
         "copy": dict(copy.changes),
         "precision": c.precision,

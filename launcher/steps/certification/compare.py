@@ -50,7 +50,7 @@ class GatheredTensors:
 
 
 def pieces(par: ParallelModel, weights: bool = False) -> list[Piece]:
-    """All gradients (or weights) and buffers of this rank, including copies, on the CPU."""
+    """Returns all gradients (or weights) and buffers of this rank, including copies, on the CPU."""
     out = []
     for part in par.parts:
         for p, _, t in part.named(par.plan.params):
@@ -73,7 +73,7 @@ def _portable(t: Tensor) -> Tensor:
 
 
 def full_tensors(plan: Plan, pieces: Sequence[Piece]) -> GatheredTensors:
-    """The full tensors made of the ``pieces`` of all ranks; omits tensors without any piece."""
+    """Returns the full tensors made of the ``pieces`` of all ranks; omits tensors without any piece."""
     by_name: dict[str, list[Piece]] = {}
     for f in pieces:
         by_name.setdefault(f.name, []).append(f)
@@ -100,7 +100,7 @@ def _joined(p: Placed, pieces: list[Piece]) -> tuple[Tensor, list[str]]:
 
 
 def full_tensors_on_rank_0(plan: Plan, mine: Sequence[Piece]) -> GatheredTensors | None:
-    """On rank 0 the full tensors of all ranks' pieces, on the others ``None``. Every rank calls this."""
+    """Returns the full tensors of all ranks' pieces; on other ranks than 0, ``None``. Every rank calls it."""
     full, complaints = dict[str, Tensor](), list[str]()
     for names in _batches(plan):
         every = _gathered([f for f in mine if f.name in names])
@@ -112,7 +112,7 @@ def full_tensors_on_rank_0(plan: Plan, mine: Sequence[Piece]) -> GatheredTensors
 
 
 def _gathered(mine: Sequence[Piece]) -> list[Piece] | None:
-    """On rank 0 the pieces of all ranks: one collective sends their labels, another their values."""
+    """Returns, on rank 0, the pieces of all ranks: a collective each sends their labels and their values."""
     labels = gather([(f.name, f.rank, f.box) for f in mine], list[tuple[str, int, Box]])
     values = gather_tensors({str(n): f.value for n, f in enumerate(mine)})
     if labels is None or values is None:
@@ -126,7 +126,7 @@ def _gathered(mine: Sequence[Piece]) -> list[Piece] | None:
 
 
 def _batches(plan: Plan) -> Iterator[frozenset[str]]:
-    """Names of a few tensors at a time, which limits what rank 0 receives at once."""
+    """Yields the names of a few tensors at a time, which limits what rank 0 receives at once."""
     names, total = set[str](), 0
     for p in plan.params:
         if names and total + p.spec.nbytes > AT_ONCE:
@@ -143,7 +143,7 @@ def _real(t: Tensor) -> Tensor:
 
 
 def error(a: Tensor, b: Tensor, rounding: float = 0.0) -> float:
-    """The largest difference, relative to the largest value of ``b`` or to ``rounding``, if larger."""
+    """Returns the largest difference, relative to the largest value of ``b``, or ``rounding`` if larger."""
     a, b = _real(a).double(), _real(b).double()
     if a.shape != b.shape:
         return float("inf")
@@ -187,7 +187,7 @@ class Judge:
         return drawing
 
     def scale(self, most: float) -> float:
-        """A loss scale at which no gradient of one process overflows."""
+        """Returns a loss scale at which no gradient of one process overflows."""
         return self.training.scale(most)
 
     @property
@@ -273,7 +273,7 @@ class Judge:
         return Cut(sizes.global_batch, sizes.replicas, sizes.micros, sizes.steps, times=times)
 
     def narrow(self) -> Narrow:
-        """A batch for the next step that leaves some experts idle."""
+        """Returns a batch for the next step that leaves some experts idle."""
         return self.training.narrow(self.done)
 
     def step(
@@ -294,7 +294,11 @@ class Judge:
         if narrow is None:
             self._usual = max(self._usual, want.norm)
         for name, read in self.training.statistics().items() if narrow is None else ():
-            note = "the loss of a rank reads it, but only that of the first rank is kept" if read else ""
+            note = (
+                "the loss of each rank reads its own copy, but only that of the first rank is kept"
+                if read
+                else ""
+            )
             self.findings.append(_judged(self.done, "statistics", name, note))
         self.findings += [
             *findings,
@@ -387,7 +391,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _judged(step: int, part: str, name: str, note: str) -> Finding:
-    """A finding that is either right or wrong: wrong if there is a ``note``."""
+    """Returns a finding that is either right or wrong: wrong if there is a ``note``."""
     return Finding(step, part, name, inf if note else 0.0, note=note)
 
 

@@ -19,24 +19,27 @@ if TYPE_CHECKING:
 
 
 def names(count: int) -> tuple[str, ...]:
-    """Names of the tensors for a model with ``count`` inputs; a single one may have any name."""
+    """Returns the names of the tensors for a model with ``count`` inputs; a single one may have any name."""
     return tuple(f"input{i}" for i in range(count))
 
 
 def specs(path: Path) -> dict[str, TensorSpec]:
-    """The specs of all tensors in the file. Raises ``ValueError`` and ``OSError``."""
+    """Returns the specs of all tensors in the file. Raises ``ValueError`` and ``OSError``."""
     return {name: slot.spec for name, slot in read_header(path).entries.items()}
 
 
 def in_order(file_specs: Mapping[str, TensorSpec], count: int) -> tuple[str, ...] | None:
-    """The names in the file, in the order of the forward's arguments; ``None`` if they do not match."""
+    """Returns the names in the file, in the order of the forward's arguments.
+
+    Returns ``None`` if they do not match.
+    """
     if count == 1 and len(file_specs) == 1:
         return tuple(file_specs)
     return names(count) if {*file_specs} == {*names(count)} else None
 
 
 def misfits(file_specs: Mapping[str, TensorSpec], plan: Plan) -> Iterator[str]:
-    """Why these tensors are not inputs of the model of ``plan``."""
+    """Yields why these tensors are not inputs of the model of ``plan``."""
     expected, mixed = plan.inputs, plan.observed.mixed
     order = in_order(file_specs, len(expected))
     if order is None:
@@ -74,7 +77,7 @@ class FileInputs:
         return self.count
 
     def inputs(self, indices: npt.NDArray[np.int64]) -> tuple[Tensor, ...]:
-        """The inputs of these samples, in the order of ``indices``."""
+        """Returns the inputs of these samples, in the order of ``indices``."""
         from safetensors import safe_open
 
         low, high = int(indices.min()), int(indices.max()) + 1
@@ -86,7 +89,7 @@ class FileInputs:
 
 
 def open_inputs(path: Path, count: int) -> FileInputs:
-    """The inputs in a file without ``misfits``, for a model with ``count`` inputs."""
+    """Returns the inputs in a file without ``misfits``, for a model with ``count`` inputs."""
     file_specs = specs(path)
     order = in_order(file_specs, count)
     assert order is not None

@@ -50,7 +50,7 @@ class SampleParts:
                     yield part, n
 
     def count(self, part: int) -> int:
-        """The number of samples of one part."""
+        """Returns the number of samples of one part."""
         return sum(n for p, n in self.row_ranges() if p == part)
 
 
@@ -127,5 +127,8 @@ def _jsonl(path: Path, parts: SampleParts, blobs: Mapping[int, Blob]) -> None:
 
 
 def _wide(piece: Blob) -> torch.dtype:
-    """A dtype that holds the values without loss; JSON then writes the shortest text that reads the same."""
+    """Returns a dtype that holds the values without loss.
+
+    JSON then writes the shortest text that reads the same.
+    """
     return torch.float64 if piece.dtype.startswith(("float", "bfloat")) else torch.int64

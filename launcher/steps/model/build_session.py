@@ -189,7 +189,10 @@ def _trust(job: Job) -> Trust:
 
 
 def _recorded(job: Job, plan: Plan, world: World) -> dict[str, Any]:
-    """The settings that a checkpoint records; rank 0 writes them, so only it reads what the data contain."""
+    """Returns the settings that a checkpoint records.
+
+    Rank 0 writes them, so only it reads what the data contain.
+    """
     job = with_data_read(job)
     return recorded(job, plan, None if world.rank else contents(job.data))
 
@@ -197,7 +200,7 @@ def _recorded(job: Job, plan: Plan, world: World) -> dict[str, Any]:
 def _local_norm(
     job: Job, world: World, model: ParallelModel, pipeline: PipelineRuntime, folder: Path
 ) -> LocalNormLog | None:
-    """The log of local norms; ``None`` unless requested: gradients are examined only for it."""
+    """Returns the log of local norms; ``None`` unless requested: gradients are examined only for it."""
     settings = job.parallel.local_norm
     if not settings.print and settings.dump is None:
         return None

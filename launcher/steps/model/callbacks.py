@@ -17,7 +17,7 @@ EVERY_RANK = "every_rank"
 
 
 def build_callbacks(job: Job, steps: int, world: World, folder: Path) -> Callbacks | None:
-    """The callbacks of this rank. Raises ``RunError`` if one cannot be constructed."""
+    """Returns the callbacks of this rank. Raises ``RunError`` if one cannot be constructed."""
     if not job.callbacks:
         return None
     each = [

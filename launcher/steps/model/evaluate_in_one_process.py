@@ -21,13 +21,13 @@ from launcher.runtime.training.pipeline import SamplePlace, check_classes, check
 
 
 def held_out_loss(model: torch.nn.Module, job: Job, batches: int | None, terms: int = 1) -> float:
-    """Only the loss of ``held_out``."""
+    """Returns only the loss of ``held_out``."""
     return held_out(model, job.model_copy(update={"metrics": ()}), batches, terms)["loss"]
 
 
 @torch.no_grad()
 def held_out(model: torch.nn.Module, job: Job, batches: int | None, terms: int = 1) -> dict[str, float]:
-    """The loss and the metrics that ``evaluate`` computes on ranks, over the same samples.
+    """Returns the loss and the metrics that ``evaluate`` computes on ranks, over the same samples.
 
     ``terms`` as in the plan.
     """

@@ -104,7 +104,7 @@ def explained(
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """The allocator's error in the chain of ``error``, as torch's pipeline wraps errors of stages."""
+    """Returns the allocator's error in the chain of ``error``, as torch's pipeline wraps errors of stages."""
     link: BaseException | None = error
     while link is not None:
         if isinstance(link, torch.OutOfMemoryError) or _ON_CPU in str(link):
@@ -114,7 +114,10 @@ def _cause(error: BaseException) -> BaseException | None:
 
 
 def in_use(device: str, message: str) -> InUse:
-    """The memory of a device and its use; ``message``: the allocator's error, with the requested size."""
+    """Returns the memory of a device and its use.
+
+    ``message``: the allocator's error, with the requested size.
+    """
     match = _REQUESTED.search(message)
     requested = round(float(match[1]) * UNITS[match[2]]) if match else 0
     if not is_accelerator(device):
@@ -155,7 +158,7 @@ def _message(
 
 
 def parts(planned: Memory) -> str:
-    """The planned total and its parts, the largest first.
+    """Returns the planned total and its parts, the largest first.
 
     >>> print(parts(Memory(0, 4 << 30, 2 << 30, 8 << 30, gathered=0, activations=9 << 30)))
     23.0 GB (activations 9.0 GB, optimizer 8.0 GB, params 4.0 GB, grads 2.0 GB)
@@ -180,7 +183,7 @@ def _planned(nbytes: int, excess: float) -> str:
 
 
 def overhead(at: InUse, planned: Memory, has_optimizer_state: bool) -> float:
-    """The ratio of the memory that this rank used to the memory that was planned for it; at least 1.
+    """Returns the ratio of the memory that this rank used to the memory that was planned for it; at least 1.
 
     It is the product of two ratios: the tensors and the failed request to what was planned for that time, at
     least 1; and the memory that the allocator took from the device to the tensors in it. On the CPU the
@@ -208,7 +211,7 @@ class Cure:
 
 
 def cure(at: InUse, rank: int, job: Job, plan: Plan, excess: float = 1.0) -> Cure | None:
-    """The first change to an equivalent layout whose plan saves enough memory, or ``None``.
+    """Returns the first change to an equivalent layout whose plan saves enough memory, or ``None``.
 
     ``excess`` times its plan must fit, and it must save at least the missing bytes: the failed request may be
     far from the planned peak. No rank may need more than the largest rank is planned to need now.
@@ -235,7 +238,7 @@ def _most(memory: Sequence[Memory]) -> int:
 
 
 def _changes(job: Job, plan: Plan, target: int) -> Iterator[tuple[str, Job]]:
-    """Changes that give the same results in less memory: the settings to add, and the changed job."""
+    """Yields changes that give the same results in less memory: the settings to add, and the changed job."""
     room = math.floor(target / GB * 1000) / 1000
     if job.parallel.recompute is None and room > 0:
         lean = LighterLayout("parallel.recompute=auto", {"recompute": Recompute(modules=AUTO)})

@@ -27,7 +27,7 @@ def check(data: Dataset) -> None:
 
 
 def _first(data: Dataset) -> str:
-    """A 128-bit hash of the first sample's values."""
+    """Returns a 128-bit hash of the first sample's values."""
     hasher, row = xxhash.xxh3_128(), np.arange(1)
     for t in (*data.train.inputs(row), data.train.targets(row)):
         hasher.update(f"{t.dtype} {tuple(t.shape)}".encode())

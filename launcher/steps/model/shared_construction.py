@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def draw(job: Job, plan: Plan) -> Blueprint:
-    """A blueprint for one build. It has no values yet, so ranks may be forked afterwards."""
+    """Returns a blueprint for one build. It has no values yet, so ranks may be forked afterwards."""
     model, full_tensor = fill.from_constructor(builder(job), plan)
     return blueprint(model, full_tensor, plan, inputs(job, plan.sizes.micro_batch))
 
@@ -44,7 +44,7 @@ class SharedMetaModels:
             _log.debug("left to the ranks: %s", error)
 
     def take(self, job: Job, plan: Plan) -> Blueprint:
-        """A blueprint of ``plan`` that is not yet taken, else a new one."""
+        """Returns a blueprint of ``plan`` that is not yet taken, else a new one."""
         unused = next((each for p, each in self._of if p is plan and each), None)
         return unused.pop() if unused else self._drawn(job, plan)
 
@@ -62,7 +62,7 @@ class SharedMetaModels:
 
     @contextmanager
     def as_first(self, job: Job) -> Iterator[None]:
-        """Constructions in the block start with the Python counters of the first one."""
+        """Starts constructions in the block with the Python counters of the first one."""
         now = GlobalsSnapshot(user_classes.files(job))
         self.restart(job)
         try:

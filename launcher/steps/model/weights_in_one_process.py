@@ -20,7 +20,7 @@ from launcher.runtime.training.checkpoint_tensors import unpacked
 
 
 def from_checkpoint(job: Job, folder: Path) -> torch.nn.Module:
-    """The model with the weights and buffers of a checkpoint of any layout."""
+    """Returns the model with the weights and buffers of a checkpoint of any layout."""
     checkpoint = open_checkpoint(folder, trust(job))
     blobs = read_rank(checkpoint, single(checkpoint.strategy), 0, kinds=("param", "buffer"))
     return with_values(job, {name: unpacked(blob) for name, blob in blobs.items()})
@@ -28,7 +28,7 @@ def from_checkpoint(job: Job, folder: Path) -> torch.nn.Module:
 
 @torch.no_grad()
 def with_values(job: Job, state_dict: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-    """The model with the values in ``state_dict``; a tied tensor may have any of its names."""
+    """Returns the model with the values in ``state_dict``; a tied tensor may have any of its names."""
     with default_dtype(dtype_of(DTYPE[job.train.precision])):
         model = builder(job)()
     mine = tensors(model)

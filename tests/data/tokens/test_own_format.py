@@ -87,8 +87,8 @@ def test_the_old_file_is_there_until_the_new_one_is_whole(tmp_path):
 @pytest.mark.parametrize(
     ("tokens", "why"),
     [
-        ([1, 9], "{path}: token 2 is 9, which is not from 0 to 8"),
-        ([-1], "{path}: token 1 is -1, which is not from 0 to 8"),
+        ([1, 9], "{path}: token 2 is 9, which is not between 0 and 8"),
+        ([-1], "{path}: token 1 is -1, which is not between 0 and 8"),
         ([0.5], "tokens must be whole numbers in one row, not float64 [1]"),
         ([[1]], "tokens must be whole numbers in one row, not int64 [1, 1]"),
     ],
@@ -107,8 +107,8 @@ def test_values_that_are_not_tokens_are_not_written(tmp_path, tokens, why):
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ((0, None), "vocab_size=0 is not from 1 to 4294967296"),
-        ((1 << 33, None), "vocab_size=8589934592 is not from 1 to 4294967296"),
+        ((0, None), "vocab_size=0 is not between 1 and 4294967296"),
+        ((1 << 33, None), "vocab_size=8589934592 is not between 1 and 4294967296"),
         ((9, 9), "end_of_document=9 is not below vocab_size=9"),
     ],
 )

@@ -124,7 +124,9 @@ def test_a_token_that_the_model_has_no_row_for_is_named_when_it_is_read(tmp_path
     for look, row in ((train.inputs, 5), (train.targets, 4)):
         with pytest.raises(RunError) as refused:
             look(np.array([0, row]))
-        assert str(refused.value) == (f"{path}: token 20 is {told}, which is not from 0 to 299: data.vocab_size is 300")
+        assert str(refused.value) == (
+            f"{path}: token 20 is {told}, which is not between 0 and 299: data.vocab_size is 300"
+        )
 
 
 def test_a_file_that_was_cut_since_it_was_checked_says_so(tmp_path):

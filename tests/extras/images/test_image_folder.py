@@ -157,7 +157,7 @@ def bad(root: Path) -> dict[str, tuple[Data, list[str]]]:
         ),
         "a class without images": (
             settings(root / "empty"),
-            [f"data.root: {root}/empty: cat: no image ({kinds}); each folder is a class"],
+            [f"data.root: {root}/empty: cat: no image ({kinds}) in it; each folder is a class"],
         ),
         "other classes held out": (
             settings(root / "good", val=str(root / "odd")),

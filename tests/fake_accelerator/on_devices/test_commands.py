@@ -47,10 +47,10 @@ def test_the_accelerator_is_taken_where_there_are_enough_and_the_plan_says_so(tm
 def test_devices_and_backends_that_a_machine_lacks_are_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for words, text in {
-        ("launch.device=npu",): "launch.device = npu: 4 ranks on this machine need a device each, torch sees 0; "
+        ("launch.device=npu",): "launch.device = npu: 4 ranks on this machine need a device each, but torch sees 0; "
         "torch's accelerator is fake, of which it sees 4",
         ("launch.device=fake", "launch.nproc=8"): "launch.device = fake: 8 ranks on this machine need a device each, "
-        "torch sees 4",
+        "but torch sees 4",
         ("launch.backend=nccl",): "launch.backend = nccl: the ranks of this run are on fake and need fakeccl",
         ("launch.backend=gloo",): "launch.backend = gloo: the ranks of this run are on fake and need fakeccl",
     }.items():

@@ -215,5 +215,5 @@ def test_an_optimizer_that_reads_an_attribute_of_a_weight_is_refused(early):
         plan_job(job)
     assert str(refused.value) == (
         "optim._target_: tests.optim.theirs.Scaled reads the attribute scale of middle.lin.weight, which is lost when "
-        "the tensor is placed; give weights their own settings by name: optim.groups of a built-in optimizer"
+        "the tensor is placed; give weights their own settings by name, with optim.groups of a built-in optimizer"
     )

@@ -18,8 +18,8 @@ REFUSED = {
 
 
 def test_a_model_without_strategies_is_sent_to_the_search_for_them():
-    text = "2: parallel.operators cuts nothing over tp; set there how each operator is cut, or "
-    text += "parallel.mode=recursive_programming finds it for any model"
+    text = "2: parallel.operators cuts nothing over tp; set there how each operator is cut, or let "
+    text += "parallel.mode=recursive_programming choose, for any model"
     found = refusal(f"{TP}=2", "model=mlp", "data=mnist5k", "steps=[train]", "launch.nproc=4").problems
     assert found == (Problem(TP, text, "parallel.mode=recursive_programming"),)
 

@@ -72,11 +72,11 @@ BECOMES = {
     "computation_communication_fusion_level=3": f"satisfied, {UNCUT}",
     "dataset_broadcast_opt_level=3": "satisfied, each data-parallel rank is a single rank and reads for itself",
     f"dataset_broadcast_opt_level=0 {PP2}":
-        "applied, the first stage reads inputs, the last targets, each tensor-parallel rank for itself",
+        "applied, the first stage reads inputs, the last stage targets; each tensor-parallel rank reads for itself",
     f"dataset_broadcast_opt_level=1 {PP2}":
-        "applied, the first stage reads inputs and targets and sends the last stage its targets",
+        "applied, the first stage reads inputs and targets, and sends the targets to the last stage",
     f"dataset_broadcast_opt_level=2 {PP2}":
-        "applied, the first stage reads inputs, the last targets, one rank for all of its tensor-parallel group",
+        "applied, the first stage reads inputs, the last stage targets; one rank reads for its tensor-parallel group",
     f"dataset_broadcast_opt_level=3 {PP2}":
         "applied, one rank of a pipeline and tensor-parallel group reads, and sends the others what they use",
     "allreduce_and_biasadd_swap=true": f"satisfied, {UNCUT}",

@@ -89,7 +89,7 @@ class ValueNumbers(Dispatch):
         self._draws = 0
 
     def name(self, t: Tensor, text: str) -> None:
-        """Give the storage of ``t`` a number of its own."""
+        """Gives the storage of ``t`` a number of its own."""
         self._put(t, _digest(text))
 
     def of(self, t: Tensor) -> str:
@@ -292,7 +292,7 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _numbers(
     forward: Callable[..., Any], named: dict[str, Tensor], inputs: Sequence[Tensor], trains: bool
 ) -> Numbers:
-    """Number the results of one forward and, in training, of the backward of all its outputs."""
+    """Numbers the results of one forward and, in training, of the backward of all its outputs."""
     # before
     copies = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
     leaves = {**named, **{f"input {n}": x for n, x in enumerate(copies)}}

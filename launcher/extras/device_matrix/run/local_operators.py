@@ -133,7 +133,7 @@ Run = Callable[..., Any]
 
 
 def torch_op(op: str) -> Any:
-    """``add.Tensor`` -> ``torch.ops.aten.add.Tensor``."""
+    """Converts ``add.Tensor`` to ``torch.ops.aten.add.Tensor``."""
     space, separator, name = op.rpartition("::")
     kind, _, overload = name.partition(".")
     packet = getattr(getattr(torch.ops, space if separator else "aten"), kind)
@@ -149,7 +149,7 @@ def own_op(call: LocalCall, device: torch.device) -> Run:
 
 
 def _copy(x: Tensor, source: Tensor) -> Tensor:
-    """``aten::copy``, with a gradient."""
+    """Copies as ``aten::copy`` does, with a gradient."""
     return torch.empty_like(x).copy_(source)
 
 

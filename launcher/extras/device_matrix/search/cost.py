@@ -43,7 +43,7 @@ class CostModel:
     in_flight: int = 1
 
     def transfer(self, nbytes: float, collectives: int) -> float:
-        """The seconds of ``collectives`` that move ``nbytes`` bytes in total."""
+        """Returns the seconds of ``collectives`` that move ``nbytes`` bytes in total."""
         return nbytes / self.bytes_per_second + collectives * self.latency
 
 
@@ -103,7 +103,7 @@ class StepCost:
 
 @lru_cache(maxsize=1 << 18)
 def port(rule: OpRule | None, strategy: OpStrategy, place: int, dims: int) -> TensorLayout:
-    """The layout that an operator requires for argument ``place``; partial if its gradient is one."""
+    """Returns the layout that an operator requires for argument ``place``; partial if its gradient is one."""
     if rule is None:
         return TensorLayout.replicated(dims, prod(strategy.matrix)).canonical
     taken = strategy.takes(rule, place)
@@ -112,7 +112,7 @@ def port(rule: OpRule | None, strategy: OpStrategy, place: int, dims: int) -> Te
 
 @lru_cache(maxsize=1 << 18)
 def made(rule: OpRule | None, strategy: OpStrategy, place: int, dims: int) -> TensorLayout:
-    """The layout of an operator's output ``place``."""
+    """Returns the layout of an operator's output ``place``."""
     if rule is None:
         return TensorLayout.replicated(dims, prod(strategy.matrix)).canonical
     return strategy.makes(rule, place).canonical
@@ -150,9 +150,9 @@ def _moved(src: TensorLayout, dst: TensorLayout, scale: int, itemsize: int) -> t
 
 @lru_cache(maxsize=1 << 18)
 def move_cost(src: TensorLayout, taken: TensorLayout, value: Value, model: CostModel) -> StepCost:
-    """The cost of a redistribution and its backward, for all operators that take ``value`` as ``taken``.
+    """Returns the cost of a redistribution and its backward.
 
-    ``taken`` is a layout that ``port`` returns.
+    It counts for all operators that take ``value`` as ``taken``. ``taken`` is a layout that ``port`` returns.
     """
     itemsize, dst = WIDTH[value.spec.dtype], taken.summed().canonical
     elements, collectives = redistribution_cost(src, dst, value.shape, itemsize)
@@ -176,7 +176,7 @@ def local_bytes(value: Value, layout: TensorLayout) -> float:
 
 @cache
 def parameter_cost(taken: TensorLayout, value: Value, model: CostModel) -> StepCost:
-    """The cost of a parameter that is stored as ``taken`` (from ``port``): memory, and sum of its gradient.
+    """Returns the cost of a parameter stored as ``taken`` (from ``port``): memory, and the gradient's sum.
 
     The sum of many gradients is one collective, so no latency is added for each. With hsdp, the ranks that
     would repeat the parameter have shards of dim 0, as many as divide it.
@@ -209,7 +209,7 @@ def parameter_cost(taken: TensorLayout, value: Value, model: CostModel) -> StepC
 def node_cost(
     graph: OpGraph, node: OpNode, rule: OpRule | None, strategy: OpStrategy, model: CostModel
 ) -> StepCost:
-    """The cost of an operator itself: computation, collectives inside of it, and activations it makes."""
+    """Returns an operator's own cost: computation, collectives inside of it, activations that it makes."""
     backward = sum(graph.values[v].trains for v in node.ins)
     dims = [len(shape) for shape in graph.shapes(node)]
     ins = [port(rule, strategy, p, n) for p, n in enumerate(dims)]
@@ -245,7 +245,7 @@ def node_cost(
 
 
 def _inside(graph: OpGraph, node: OpNode, rule: OpRule | None, strategy: OpStrategy) -> tuple[float, int]:
-    """Returns bytes and number of the all-reduces inside of an operator, in a forward and a backward.
+    """Returns the bytes and number of the all-reduces inside of an operator, in a forward and a backward.
 
     Each all-reduce carries the first input, reduced over the sharded ``inside`` letters.
     """
@@ -334,7 +334,7 @@ def value_cost(
     written: TensorLayout | None,
     model: CostModel,
 ) -> StepCost:
-    """The cost of all moves of a value that is made in ``layout`` and taken in ``ways``, in this order.
+    """Returns the cost of all moves of a value made in ``layout`` and taken in ``ways``, in this order.
 
     A partial sum is reduced immediately, into the layout ``written`` or else the layout of its first user.
     """
@@ -348,7 +348,7 @@ def value_cost(
 def stored_cost(
     value: Value, ports: tuple[TensorLayout, ...], written: TensorLayout | None, model: CostModel
 ) -> StepCost:
-    """The cost of a parameter that is taken as ``ports``.
+    """Returns the cost of a parameter that is taken as ``ports``.
 
     If all of these are equal, its gradient is summed once per step.
     """

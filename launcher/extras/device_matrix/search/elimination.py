@@ -121,7 +121,7 @@ class _Run:
         self.count += 1
 
     def _priority(self, x: int) -> tuple[int, int, int]:
-        """The priority of variable ``x``: the size of its table, then the number of earlier joins.
+        """Returns the priority of variable ``x``: the size of its table, then the number of earlier joins.
 
         Fewer earlier joins come first, so that a chain of equal layers halves in each round and its tables
         stay equal.

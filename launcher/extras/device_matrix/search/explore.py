@@ -1,4 +1,4 @@
-"""The two search modes."""
+"""Searches strategies for a graph: among all states if these are few, otherwise among likely ones."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def one_each(pricer: Pricer, choice: Assignment) -> Menus:
 
 
 def order(choice: Assignment, limit: float | None) -> tuple[float, float]:
-    """The sort key of a choice (smaller is better): bytes above ``limit``, then seconds."""
+    """Returns the sort key of a choice (smaller is better): bytes above ``limit``, then seconds."""
     over = 0.0 if limit is None else max(0.0, choice.memory - limit)
     return over, choice.seconds
 
@@ -149,7 +149,7 @@ def unfolded(
 
 
 def neighbors_of(pricer: Pricer, at: int) -> list[int]:
-    """The nodes that make an input of node ``at``, or take an output of it."""
+    """Returns the nodes that make an input of node ``at``, or take an output of it."""
     node = pricer.graph.nodes[at]
     takers = [n for v in node.outs for n, _ in pricer.uses.get(v, ())]
     return sorted({pricer.makers[v] for v in node.ins if v in pricer.makers} | set(takers))
@@ -178,7 +178,10 @@ def halved(
 
 
 def _options(variable: Variable, cuts: Cuts, p: int) -> list[Cuts]:
-    """The current cuts, and the cuts with ``p`` times as many slices of one letter, where these divide it."""
+    """Returns the current cuts, and those with ``p`` times as many slices of one letter.
+
+    Cuts that do not divide the letter are left out.
+    """
     ways = dict(cuts)
     out = [cuts]
     for letter, size in variable.letters:

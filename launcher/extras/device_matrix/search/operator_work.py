@@ -33,9 +33,9 @@ def is_view(graph: OpGraph, node: OpNode) -> bool:
 
 
 def forward_flops(graph: OpGraph, node: OpNode) -> int:
-    """The flops over all ranks, without repeated computation; 0 for kinds whose time depends on bytes.
+    """Returns the flops over all ranks, without repeated computation.
 
-    A causal attention computes half of its scores.
+    It is 0 for kinds whose time depends on bytes. A causal attention computes half of its scores.
     """
     if node.kind not in PRODUCTS:
         return 0
@@ -59,7 +59,7 @@ def forward_flops(graph: OpGraph, node: OpNode) -> int:
 
 
 def reads(graph: OpGraph, node: OpNode) -> tuple[int, ...]:
-    """The bytes that the forward reads of each input, over all ranks."""
+    """Returns the bytes that the forward reads of each input, over all ranks."""
     sizes = [graph.values[v].spec.nbytes for v in node.ins]
     if node.kind in LOOKUPS and sizes:
         sizes[0] = graph.values[node.outs[0]].spec.nbytes

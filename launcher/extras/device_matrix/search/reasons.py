@@ -164,7 +164,7 @@ class Reasons:
         return "features" if dims in (2, 3) and dim == dims - 1 else f"dim {dim}"
 
     def _others(self, at: int) -> list[OpStrategy]:
-        """The alternatives: all ranks along one letter, or no cut, if their description differs."""
+        """Returns the alternatives: all ranks along one letter, or no cut, if their description differs."""
         rule = self.rules[at]
         assert rule is not None
         ranks = self.strategies[at].ranks
@@ -173,7 +173,7 @@ class Reasons:
         return [s for s in every if self.words(at, s) != self.words(at)]
 
     def _terms(self, at: int, chosen: OpStrategy) -> list[_Term]:
-        """The costs of operator ``at`` with strategy ``chosen``: its own (-1), and those of its values."""
+        """Returns the costs of operator ``at`` with strategy ``chosen``: its own (-1), and its values'."""
         node, rule, model = self.graph.nodes[at], self.rules[at], self.pricer.model
         out = [_Term(-1, node_cost(self.graph, node, rule, chosen, model), "", 0)]
         named = {v for name, v in self.graph.params if name not in self.graph.buffers}
@@ -210,7 +210,7 @@ class Reasons:
         return made(self.rules[maker], how, place, len(self.graph.values[v].shape))
 
     def _largest(self, source: TensorLayout, way: TensorLayout, v: int) -> tuple[str, float]:
-        """The larger of two moves: that of the value and that of its gradient."""
+        """Returns the larger of two moves: that of the value and that of its gradient."""
         there = self._moved(source, way.summed().canonical, v)
         if not self.graph.values[v].trains:
             return there
@@ -228,7 +228,7 @@ class Reasons:
 
 
 def _names(pricer: Pricer, dims: Sequence[Dims]) -> dict[int, str]:
-    """The names of dims of the model that have one: those of the inputs, and heads."""
+    """Returns the names of dims of the model that have one: those of the inputs, and heads."""
     out: dict[int, str] = {}
     for at, node in enumerate(pricer.graph.nodes):
         rule = pricer.rules[at]

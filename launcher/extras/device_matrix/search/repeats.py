@@ -137,7 +137,7 @@ def unnamed(graph: OpGraph) -> OpGraph:
 
 
 def _numbered(module: str) -> tuple[str, int] | None:
-    """The name up to its first number, and this number.
+    """Returns the name up to its first number, and this number.
 
     >>> _numbered("model.layers.12.attn.q")
     ('model.layers.', 12)

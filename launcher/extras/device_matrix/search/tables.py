@@ -43,7 +43,7 @@ class MoveTable:
     def priced(
         self, source: Array, ways: Sequence[Array], written: TensorLayout | None, *, last_only: bool
     ) -> tuple[Array, Array]:
-        """Returns seconds, and bytes kept on a rank, of the moves of a value made as ``source``.
+        """Returns the seconds, and bytes kept on a rank, of the moves of a value made as ``source``.
 
         They are those of ``value_cost``. ``last_only``: only the move to the last of ``ways``; terms of a sum
         then rest, summed, in the layout in which they are made.
@@ -71,7 +71,7 @@ class MoveTable:
         return self._number[layout]
 
     def _settled(self, source: Array, first: Array) -> Array:
-        """The layout at rest of each source; a sum of terms rests as it is first taken."""
+        """Returns the layout at rest of each source; a sum of terms rests as it is first taken."""
         partial = np.array([bool(x.partial) for x in self.layouts])[source]
         summed = np.array([self._add(x.summed().canonical) for x in list(self.layouts)])
         return np.where(partial, summed[first], source)

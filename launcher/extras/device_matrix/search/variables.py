@@ -170,7 +170,7 @@ def _join_light(
 
 
 def constants(graph: OpGraph) -> frozenset[int]:
-    """The nodes that depend on no input and no parameter: every rank makes their full outputs."""
+    """Returns the nodes that depend on no input and no parameter: every rank makes their full outputs."""
     dependent = {*graph.inputs, *(v for _, v in graph.params)}
     out = set()
     for at, node in enumerate(graph.nodes):

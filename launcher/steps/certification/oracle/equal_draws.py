@@ -99,7 +99,7 @@ def _without_generators(value: Any) -> Any:
 
 
 def _shape(leaves: list[Any]) -> str:
-    """The shape of the first tensor, or the integer arguments of a factory function."""
+    """Returns the shape of the first tensor, or the integer arguments of a factory function."""
     first = next((tuple(a.shape) for a in leaves if isinstance(a, Tensor)), None)
     return str(first if first is not None else [a for a in leaves if type(a) is int])
 
@@ -139,6 +139,6 @@ class ForeignDraws:
 
 
 def _states() -> tuple[Any, Any]:
-    """The random states of Python and numpy."""
+    """Returns the random states of Python and numpy."""
     kind, keys, *rest = np.random.get_state()
     return random.getstate(), (kind, bytes(np.asarray(keys)), *rest)

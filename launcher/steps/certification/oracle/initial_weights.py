@@ -46,7 +46,7 @@ class ComparedTensor:
         self.figures.append(figures(_wide(t)))
 
     def complaint(self, made: Tensor, ranges: float) -> str:
-        """Why ``made`` does not fit the constructions; "" if it may."""
+        """Returns why ``made`` does not fit the constructions; "" if it may."""
         # ranks may have sent it in a wider dtype
         if self.first.dtype not in TRAVEL:
             narrow = made.to(self.first.dtype)
@@ -77,7 +77,7 @@ class ComparedTensor:
 
 
 def complaints(plain: Numbers, construct: Callable[[int], Numbers], made: Numbers) -> dict[str, str]:
-    """Why tensors of ``made`` do not fit plain constructions; ``construct(n)`` makes another one."""
+    """Returns why tensors of ``made`` do not fit plain constructions; ``construct(n)`` makes another one."""
     constructed = {
         name: ComparedTensor(t, torch.ones(_row_count(t), dtype=torch.bool))
         for name, t in plain.items()
@@ -113,7 +113,7 @@ def _wrong(
 
 @torch.no_grad()
 def figures(t: Tensor) -> Figures:
-    """The logs of the standard deviation and the largest size, then the mean and the fraction of zeros."""
+    """Returns the logs of the standard deviation and largest size, the mean, and the fraction of zeros."""
     if not t.numel():
         return (0.0,) * len(FIGURES)
     flat = (torch.view_as_real(t) if t.is_complex() else t).double().flatten()
@@ -127,7 +127,7 @@ def figures(t: Tensor) -> Figures:
 
 
 def _least(figure: int, t: Tensor, observed: list[Figures]) -> float:
-    """A tolerance: constructions may agree on a figure to the last bit, or have no zero by chance."""
+    """Returns a tolerance: constructions may agree on a figure to the last bit, or have no zero by chance."""
     size = max(abs(f[2]) for f in observed) + max(exp(f[0]) for f in observed)
     return (1e-3, 1e-3, 1e-3 * size, 10 / max(t.numel(), 1))[figure]
 
@@ -156,7 +156,7 @@ def _wide(t: Tensor) -> Tensor:
 
 
 def _same(a: Tensor, b: Tensor) -> Tensor:
-    """Which values are equal up to a few roundings, one row per row of the tensor."""
+    """Returns which values are equal up to a few roundings, one row per row of the tensor."""
     eps = torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
     a, b = _wide(a), _wide(b)
     same = a == b

@@ -19,7 +19,10 @@ from launcher.job.targets import build
 
 
 def shares(schedule: Schedule, total: int, allow: tuple[str, ...]) -> Callable[[int], float]:
-    """Factors of the learning rate by step (from 0), out of ``total``; a user's class supplies its own."""
+    """Returns factors of the learning rate by step (from 0), out of ``total``.
+
+    A user's class supplies its own.
+    """
     if not isinstance(schedule, Target):
         return lambda step: share(schedule, step, total)
     made: Callable[[int], float] = build(schedule, allow, Callable, key="schedule._target_")  # type: ignore[arg-type]
@@ -27,7 +30,7 @@ def shares(schedule: Schedule, total: int, allow: tuple[str, ...]) -> Callable[[
 
 
 def share(schedule: NamedSchedule, step: int, total: int) -> float:
-    """The factor of the learning rate in optimizer step ``step`` (from 0) of ``total``.
+    """Returns the factor of the learning rate in optimizer step ``step`` (from 0) of ``total``.
 
     During warmup it rises to 1 in equal steps. Then it falls to ``final``, the factor of the last step. With
     restarts, the first step of the next period would have this factor, but starts at 1 again.
@@ -48,7 +51,7 @@ def share(schedule: NamedSchedule, step: int, total: int) -> float:
 
 
 def _plateau(schedule: WSD, step: int, total: int) -> float:
-    """1 until the last steps, in which it falls to 0; these are at most the steps after warmup."""
+    """Returns 1 until the last steps, in which it falls to 0; these are at most the steps after warmup."""
     decay_steps = schedule.decay_steps
     falling = round(total * schedule.decay_share) if decay_steps is None else decay_steps
     falling = min(falling, total - schedule.warmup_steps)
@@ -60,7 +63,7 @@ def _plateau(schedule: WSD, step: int, total: int) -> float:
 
 
 def _teeth(schedule: CosineRestarts, step: int) -> float:
-    """Half a cosine from each restart to the next; ``step`` counts from the end of the warmup."""
+    """Returns half a cosine from each restart to the next; ``step`` counts from the end of the warmup."""
     start, length = 0, schedule.period_steps
     while start + length <= step:
         start, length = start + length, length * schedule.period_multiplier

@@ -33,7 +33,7 @@ class ReferenceObjective:
         return target.numel()
 
     def summed(self, output: Any, target: Tensor) -> Tensor:
-        """The loss summed over all targets; half-precision outputs are widened first."""
+        """Returns the loss summed over all targets; half-precision outputs are widened first."""
         if not isinstance(output, Tensor):
             several: Tensor = self._of_several(output, target)
             return several
@@ -52,7 +52,10 @@ class ReferenceObjective:
         return -(target * logs + (1 - target) * others).sum()
 
     def _of_several(self, output: Any, target: Tensor) -> Any:
-        """The user's loss of a dict or tuple, as the model returns it; targets take its first float dtype."""
+        """Returns the user's loss of a dict or tuple, as the model returns it.
+
+        Targets take its first float dtype.
+        """
         pairs = output.items() if isinstance(output, dict) else enumerate(output)
         wide = {key: t.float() if t.dtype in HALF else t for key, t in pairs}
         numbers = [t for t in wide.values() if t.is_floating_point()]

@@ -21,12 +21,12 @@ LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def weight_dtype(precision: str) -> torch.dtype:
-    """The dtype of weights, gradients and optimizer state in a run of this ``precision``."""
+    """Returns the dtype of weights, gradients and optimizer state in a run of this ``precision``."""
     return KEPT.get(precision, torch.float32)
 
 
 def construct(job: Job, seed: int) -> nn.Module:
-    """``Model()`` after ``torch.manual_seed(seed)``, in training mode.
+    """Returns ``Model()`` after ``torch.manual_seed(seed)``, in training mode.
 
     Restores all random states.
     """
@@ -54,7 +54,7 @@ def _streams() -> Iterator[None]:
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter, buffer and tensor in a plain attribute of a module, by its first name."""
+    """Returns every parameter, buffer and tensor in a plain attribute of a module, by its first name."""
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     tensors |= dict(model.named_buffers())
     for path, module in model.named_modules():
@@ -65,7 +65,7 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def names(model: nn.Module) -> list[frozenset[str]]:
-    """All names of each parameter and buffer."""
+    """Returns all names of each parameter and buffer."""
     by_id: dict[int, set[str]] = {}
     tensors = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     for name, t in (pair for named in tensors for pair in named):
@@ -74,7 +74,7 @@ def names(model: nn.Module) -> list[frozenset[str]]:
 
 
 def persistent(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers that a checkpoint contains, by first name."""
+    """Returns the buffers that a checkpoint contains, by first name."""
     lost = {
         id(b) for m in model.modules() for n, b in m._buffers.items() if n in m._non_persistent_buffers_set
     }  # fmt: skip
@@ -121,7 +121,7 @@ def move(model: nn.Module, device: torch.device) -> None:
 def in_dtypes_of_run(
     made: Mapping[str, Tensor], plain: Mapping[str, Tensor], precision: str
 ) -> dict[str, Tensor]:
-    """``plain`` in the dtypes of a run: a frozen parameter is in half precision if it is in ``made``."""
+    """Returns ``plain`` in the dtypes of a run: frozen parameters are in half precision as in ``made``."""
     low = LOW.get(precision)
     frozen = {n for n, t in plain.items() if isinstance(t, nn.Parameter) and not t.requires_grad}
     half = {n for n in frozen if low is not None and n in made and made[n].dtype == low}
@@ -129,7 +129,7 @@ def in_dtypes_of_run(
 
 
 def copy_sharing_weights(model: nn.Module) -> nn.Module:
-    """A copy of ``model`` that shares only its trainable parameters.
+    """Returns a copy of ``model`` that shares only its trainable parameters.
 
     A forward may change frozen parameters, such as those of a teacher. Each rank changes its own copy.
     """
@@ -147,7 +147,7 @@ def share(model: nn.Module, weights: nn.Module) -> nn.Module:
 
 
 def forward_function(model: nn.Module, precision: str) -> Callable[..., Any]:
-    """A function that runs ``model``; in half precision it casts the weights in every call.
+    """Returns a function that runs ``model``; in half precision it casts the weights in every call.
 
     Parameters of modules with running statistics are not cast.
     """
@@ -167,7 +167,7 @@ def forward_function(model: nn.Module, precision: str) -> Callable[..., Any]:
 
 
 def persistent_of(module: nn.Module) -> list[Tensor]:
-    """The buffers of ``module`` itself that a checkpoint contains."""
+    """Returns the buffers of ``module`` itself that a checkpoint contains."""
     return [
         b for n, b in module._buffers.items() if b is not None and n not in module._non_persistent_buffers_set
     ]

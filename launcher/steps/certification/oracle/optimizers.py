@@ -23,7 +23,7 @@ from launcher.job.targets import build
 
 
 def adamw_matrices(model: nn.Module) -> frozenset[nn.Parameter]:
-    """The matrices that ``muon`` leaves to AdamW: embedding tables, and the head.
+    """Returns the matrices that ``muon`` leaves to AdamW: embedding tables, and the head.
 
     The head is the last linear module outside of any list or dictionary of modules.
     """
@@ -133,7 +133,7 @@ def _of_its_own(
     p: nn.Parameter,
     adamw_matrices: Container[nn.Parameter],
 ) -> dict[str, Any]:
-    """The settings of ``p`` from the best key that matches one of its names, or a prefix of one.
+    """Returns the settings of ``p`` from the best key that matches one of its names, or a prefix of one.
 
     Keys without wildcards take precedence, then keys with more dots, then later keys.
     """

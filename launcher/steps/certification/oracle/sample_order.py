@@ -11,7 +11,7 @@ Indices = npt.NDArray[np.int64]
 
 
 def order(seed: int, step: int, batch: int, n: int) -> Indices:
-    """Indices, out of ``n`` samples, of optimizer step ``step`` (from 0).
+    """Returns the indices, out of ``n`` samples, of optimizer step ``step`` (from 0).
 
     Epochs follow each other without a gap. An epoch is the samples sorted by the raw output of a Philox
     generator whose seed sequence is that of ``seed``, spawned by the number of the epoch.
@@ -21,7 +21,7 @@ def order(seed: int, step: int, batch: int, n: int) -> Indices:
 
 
 def dataset_indices(reading: str, seed: int, step: int, batch: int, n: int) -> Indices:
-    """The indices passed to a data set: in epochs, sample ``i`` of epoch ``e`` is ``e * n + i``."""
+    """Returns the indices passed to a data set: in epochs, sample ``i`` of epoch ``e`` is ``e * n + i``."""
     places = [*range(step * batch, (step + 1) * batch)]
     if reading == "in order":
         return np.array(places, dtype=np.int64)

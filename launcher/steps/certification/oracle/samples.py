@@ -80,7 +80,7 @@ class Narrow:
 
 
 def held_out(samples: ReferenceSamples, batch: int) -> First:
-    """The first samples: more than one batch, but no whole number of batches, if there are enough."""
+    """Returns the first samples: more than one batch, but no whole number of batches, if there are enough."""
     beyond = batch // 2 + 1 if batch > 3 else max(1, batch // 2)
     n = min(len(samples), batch + beyond)
     if n > 1 and n % batch == 0:

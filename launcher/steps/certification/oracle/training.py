@@ -105,7 +105,7 @@ class ReferenceTraining:
         self.named = dict(model.named_parameters())
 
     def _another(self, model: nn.Module) -> nn.Module:
-        """A copy of ``model``, or a new construction if it cannot be copied."""
+        """Returns a copy of ``model``, or a new construction if it cannot be copied."""
         try:
             return models.copy_sharing_weights(model)
         except (RuntimeError, TypeError):
@@ -125,7 +125,7 @@ class ReferenceTraining:
         return [(names[p], p) for p in self.named.values() if p.requires_grad]
 
     def batch(self, step: int, narrow: Narrow | None = None) -> Batch:
-        """All samples of an optimizer step, in order."""
+        """Returns all samples of an optimizer step, in order."""
         source: ReferenceSamples = self._data.train
         indices = sample_order.dataset_indices(
             self._data.reading, self.job.seed, step, self.cut.batch, len(source)
@@ -143,11 +143,11 @@ class ReferenceTraining:
         return tuple(map(moved, xs))
 
     def _targets(self, y: Tensor) -> Tensor:
-        """The targets on the device; floating targets get the dtype of the weights."""
+        """Returns the targets on the device; floating targets get the dtype of the weights."""
         return y.to(self.device, models.weight_dtype(self._precision) if y.is_floating_point() else y.dtype)
 
     def backward(self, batch: Batch, clip: float | None, scale: float) -> ReferenceResult:
-        """Loss and gradients of a step; the backward uses ``scale`` times the loss."""
+        """Returns the loss and gradients of a step; the backward uses ``scale`` times the loss."""
         before = [_kept(models.state(m), but=self.named) for m in self.models[:2]]
         outcome = self._backward(self.models, batch, clip, scale, keep=True)
         first = models.persistent(self.models[0])
@@ -199,7 +199,7 @@ class ReferenceTraining:
             yield self._spare
 
     def update(self, step: int, grads: Mapping[str, Tensor]) -> Numbers:
-        """The weights after an optimizer step with ``grads``, the gradients of the layout.
+        """Returns the weights after an optimizer step with ``grads``, the gradients of the layout.
 
         An optimizer that divides by a gradient's size amplifies rounding differences. Therefore both
         optimizers use the same gradients.
@@ -215,7 +215,7 @@ class ReferenceTraining:
         return _kept(self.named)
 
     def average(self, step: int, weights: Mapping[str, Tensor]) -> Numbers:
-        """The moving average after an optimizer step that resulted in these weights."""
+        """Returns the moving average after an optimizer step that resulted in these weights."""
         ema = self.job.train.ema
         if ema is None:
             return {}
@@ -228,7 +228,7 @@ class ReferenceTraining:
         return self._shares(step)
 
     def rate(self, step: int) -> float:
-        """The learning rate of ``optim.lr``; for a user's class that of its first group."""
+        """Returns the learning rate of ``optim.lr``; for a user's class that of its first group."""
         optim = self.job.optim
         rate = self._rates[0] if isinstance(optim, Target) else optim.lr
         return float(rate or 0.0) * self.rate_share(step)
@@ -246,7 +246,7 @@ class ReferenceTraining:
         return {*self.named, *models.persistent(self.models[0])}
 
     def validate_average(self, samples: Callable[[ReferenceSamples], ReferenceSamples]) -> float:
-        """``validate`` with the moving average as weights."""
+        """Returns ``validate`` with the moving average as weights."""
         weights = _kept({name: self.named[name] for name in self._averages})
         _put(self.named, self._averages)
         try:
@@ -256,7 +256,7 @@ class ReferenceTraining:
 
     @torch.no_grad()
     def validate(self, samples: Callable[[ReferenceSamples], ReferenceSamples]) -> float:
-        """The mean loss over held-out samples, each counted once; the loss is computed in fp64."""
+        """Returns the mean loss over held-out samples, each counted once; the loss is computed in fp64."""
         validation = samples(self._data.val)
         total, count, size = 0.0, 0.0, max(1, self.cut.local // self.cut.micros)
         model = self.models[0]
@@ -272,10 +272,10 @@ class ReferenceTraining:
         return total / count
 
     def statistics(self) -> dict[str, bool]:
-        """Buffers that each rank updated from its own samples in the last step, and whether losses read them.
+        """Returns the buffers that ranks updated from their own samples in the last step.
 
-        Only the first rank's are kept. A loss that reads them does not depend on all samples; in one process
-        it would.
+        Each is true if losses read it. Only the first rank's are kept. A loss that reads them does not depend
+        on all samples; in one process it would.
         """
         before, after, batch = self._own
         if len(after) < 2:
@@ -314,7 +314,7 @@ class ReferenceTraining:
         return equal_draws.drew, foreign.foreign
 
     def narrow(self, step: int) -> Narrow:
-        """A batch for ``step`` that leaves different weights without a gradient on each data-parallel rank.
+        """Returns a batch for ``step`` in which each rank leaves different weights without a gradient.
 
         Such a batch is unusual: if its loss is not finite, full samples are repeated. For some data no such
         batch exists.
@@ -333,7 +333,7 @@ class ReferenceTraining:
         return best or Narrow(0, False)
 
     def scale(self, most: float) -> float:
-        """``most``, halved until the gradients of the first step are far from overflow."""
+        """Returns ``most``, halved until the gradients of the first step are far from overflow."""
         batch, buffers = self.batch(0), [_kept(models.state(m), but=self.named) for m in self.models]
         while most > 1:
             outcome = self._backward(self._each(buffers), batch, None, most * FAR, keep=False)
@@ -343,7 +343,10 @@ class ReferenceTraining:
         return most
 
     def _idle(self, step: int, narrow: Narrow) -> list[frozenset[str]] | None:
-        """Names without a gradient on each data-parallel rank; ``None`` if there is no finite loss."""
+        """Returns the names without a gradient on each data-parallel rank.
+
+        Returns ``None`` if there is no finite loss.
+        """
         idle = []
         try:
             batch = self.batch(step, narrow)
@@ -382,7 +385,7 @@ def _put(to: Mapping[str, Tensor], numbers: Mapping[str, Tensor]) -> None:
 
 
 def _kept(tensors: Mapping[str, Tensor], but: Mapping[str, Tensor] | None = None) -> Numbers:
-    """Copies in host memory."""
+    """Returns copies in host memory."""
     return {n: t.detach().to("cpu", copy=True) for n, t in tensors.items() if n not in (but or {})}
 
 
