@@ -45,6 +45,7 @@ __all__ = [
     "has",
     "image_files",
     "images",
+    "import_part",
     "install_command",
     "kubernetes",
     "lacking",
@@ -52,7 +53,6 @@ __all__ = [
     "matrices",
     "metric_loggers",
     "mindspore",
-    "opened",
     "run_page",
     "starter",
     "sweep_commands",
@@ -96,7 +96,7 @@ class _Part:
             "__"
         ):  # tools that only inspect the object, such as doctest, do not import it
             raise AttributeError(attribute)
-        return getattr(opened(PARTS[self._name]), attribute)
+        return getattr(import_part(PARTS[self._name]), attribute)
 
 
 if not TYPE_CHECKING:  # a type checker sees the modules themselves
@@ -125,7 +125,7 @@ def lacking(name: str, key: str = "") -> list[Problem]:
     return [Problem(key, text if key else f"the request {text}")]
 
 
-def opened(module: str) -> Any:
+def import_part(module: str) -> Any:
     """Imports a module. Raises ``RequestError`` if it belongs to a part that this installation lacks."""
     refuse(lacking(module))
     return import_module(module)

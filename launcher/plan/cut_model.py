@@ -48,7 +48,7 @@ class CutModel:
     @property
     def loss_compiled(self) -> bool:
         """True if the loss is compiled, so that a few kernels read the logits in their own dtype."""
-        return self.compilation is not None and self.compilation.joins and self.compilation.loss
+        return self.compilation is not None and self.compilation.fuses and self.compilation.loss
 
     @cached_property
     def named(self) -> Mapping[str, Placed]:

@@ -263,7 +263,7 @@ def plan(
     order = pipeline.choose(job, request.sizes, step_time(cut, model.graphs))
     at = _layout(job, model, cut, order)
     compilation, wrong = compile.resolve(job, model, at)
-    at = work_of_step.joined(at, compilation)
+    at = work_of_step.with_compilation(at, compilation)
     fused = _fused(job, model, at, order, compilation)
     half_done = transformer_opt.param_problems(job, at.sizes, fused, request.switches_file)
     refuse([*_request_problems(job, model, at, traits), *half_done, *wrong])
@@ -387,7 +387,7 @@ def _gathers(job: Job, at: CutModel, graph: Graph) -> Iterator[tuple[Gathering, 
     ahead = AHEAD if transformer_opt.gathers_ahead(job) else None
     for pp in range(at.sizes.grid["pp"]):
         yield gatherings(
-            at.groups, at.visits, () if each_time else at.sizes.stages_of(pp), ahead, graph.swapped
+            at.groups, at.visits, () if each_time else at.sizes.stages_of(pp), ahead, graph.other_parameters
         )
 
 
@@ -433,7 +433,7 @@ def _observed(model: TracedModel, traits: OptimizerTraits | None) -> Observed:
         optimizer=traits,
         changed=tuple(n for c in effects.changes for n in c.names),
         restored=tuple(n for c in effects.evaluated for n in c.names),
-        moves=effects.moves,
+        moves=effects.eval_changes_state,
         unsteady=evaluation.unsteady(model.skeleton, model.graph),
         mixed=effects.mixed,
         batch_dependent=bool(effects.changes or effects.mixed),

@@ -369,7 +369,7 @@ def _in_flight(load: RankLoad) -> Counter[int]:
     return most
 
 
-def unknown(job: Job) -> list[Problem]:
+def memory_not_stated(job: Job) -> list[Problem]:
     """Returns the problem of ``auto`` in a request that does not state the memory of a device."""
     if not is_requested(job) or job.cluster.memory_gb is not None:
         return []

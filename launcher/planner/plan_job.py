@@ -133,7 +133,7 @@ def check_without_torch(resolved: Resolved, problems: Sequence[Problem] = ()) ->
     problems += wrong
     problems += [
         *hugging_face_checks.check(job, vocab(job.data), classes(job.data)),
-        *recompute_auto.unknown(job),
+        *recompute_auto.memory_not_stated(job),
     ]
     problems += [*hugging_face_operators.problems(job), *user_classes.missing_modules(job)]
     supposed = train_steps.with_placeholder_steps(hugging_face_operators.with_placeholder_operators(job))
@@ -498,6 +498,6 @@ def _trace_and_plan(
     if made.sizes.engine.over_matrices:
         with unmarked(model.marks), sample_values(job, model):
             made = matrices.shard_operators(resolved, made, model, specs)
-    if made.compilation is not None and made.compilation.fullgraph and not forward.graph.looks:
+    if made.compilation is not None and made.compilation.fullgraph and not forward.graph.value_readers:
         refuse(compile.broken(breaks(made, made.compilation, model, specs)))
     return made

@@ -120,9 +120,9 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
         shared=tape.shared,
         computed=tape.computed,
         foreign_memory=tape.foreign_memory,
-        for_all=tuple(for_all),
+        global_hooks=tuple(for_all),
         world=tuple(world),
-        held=held_ties(model),
+        references=held_ties(model),
     )
     known = replace(known, traits=traits)
     refuse((*model_refusals.unfit(known), *misnamed(known, job.launch.device)))

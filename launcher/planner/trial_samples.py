@@ -53,14 +53,14 @@ def try_samples(
             effects = replace(
                 seen.graph.effects,
                 mixing=mixing,
-                untried=untried,
+                untested_elements=untried,
                 world=world,
                 clocks=reads.clocks,
-                sent=asks.sent,
-                contiguous=asks.contiguous,
-                apart=asks.apart,
-                gathered=asks.gathered,
-                alone=asks.alone,
+                differ_if_copied=asks.sent,
+                differ_if_contiguous=asks.contiguous,
+                differ_if_separate=asks.apart,
+                differ_if_gathered=asks.gathered,
+                need_other_modules=asks.alone,
             )
             return replace(seen, graph=replace(seen.graph, effects=effects))
 

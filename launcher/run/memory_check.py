@@ -48,7 +48,7 @@ def checked(job: Job, plan: Plan, start: Start) -> Start:
 
 def with_device_memory(job: Job) -> Job:
     """Sets the devices' memory if a plan must fit it and the request does not state it."""
-    if not recompute_auto.unknown(job) or job.launch.device == "cpu":
+    if not recompute_auto.memory_not_stated(job) or job.launch.device == "cpu":
         return job
     from launcher.runtime import device as devices
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.job.schema.steps import Step
-from launcher.optional import opened
+from launcher.optional import import_part
 from launcher.plan.verbs import verb
 
 __all__ = ["export", "file_checks", "on_files", "on_ranks", "rank_entry_points", "sent_to_ranks", "transform"]
@@ -28,4 +28,4 @@ __all__ = ["export", "file_checks", "on_files", "on_ranks", "rank_entry_points",
 
 def module(step: Step) -> Any:
     """Imports the module that carries out ``step``. Raises ``RequestError`` if this installation lacks it."""
-    return opened(verb(step).module)
+    return import_part(verb(step).module)

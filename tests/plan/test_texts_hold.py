@@ -249,7 +249,7 @@ def holds_of_reading(s: Said) -> None:
     readers = len(reads) // s.plan.sizes.replicas
     users = sum(any(h.uses for h in pair) for pair in pairs) // s.plan.sizes.replicas
     sends = any(hand.gives for pair in pairs for hand in pair)
-    assert sends == (says("send", status[1]) or (says("reads for its", status[1]) and grid["tp"] > 1))
+    assert sends == (says("send", status[1]) or (says("reads for its tensor", status[1]) and grid["tp"] > 1))
     if status[0] == "satisfied":
         assert (users, readers) == (1, 1)
     elif says("one rank of a", status[1]):

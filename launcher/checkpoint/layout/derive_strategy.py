@@ -12,7 +12,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.resolve.checkpoint import AVERAGE
 from launcher.plan.resolve.transform_targets import unmergeable
 from launcher.plan.values.grid import Grid
-from launcher.plan.values.optimizer import factor
+from launcher.plan.values.optimizer import factor_layout
 
 LARGE = 64 * 1024  # bytes; the default of parallel.hsdp.threshold
 REPLICAS = ("dp_replicate", "dp_shard")
@@ -57,7 +57,7 @@ def with_left_out_tensors(target: Strategy, src: Strategy) -> Strategy:
             continue
 
         layout = entries[first].layout
-        own = factor(name.split(".", 2)[1], layout)
+        own = factor_layout(name.split(".", 2)[1], layout)
         if own is not None and own.shape == entry.layout.shape:
             layout = own
         if layout.shape != entry.layout.shape:

@@ -22,7 +22,7 @@ from launcher.extras.mindspore.encryption import (
     EncryptedCkpt,
     PlainFile,
     mode_of,
-    put,
+    write_at,
 )
 from launcher.extras.mindspore.protobuf import (
     BYTES,
@@ -411,7 +411,7 @@ class _File:
         self.crc = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        put(self._fd, data, self._at)
+        write_at(self._fd, data, self._at)
         self._at += memoryview(data).nbytes
         self.crc = zlib.crc32(data, self.crc)
 

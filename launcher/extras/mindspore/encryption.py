@@ -266,10 +266,10 @@ class CkptEncryptor:
         words = (2 * WORD + IV + self._size, IV)
         lengths = b"".join(n.to_bytes(WORD, "little") for n in words)
         head = magic.to_bytes(WORD, "little") + tag + lengths + self._iv + self._size.to_bytes(WORD, "little")
-        put(self._fd, head, self._head)
+        write_at(self._fd, head, self._head)
 
     def _put(self, data: bytes) -> None:
-        put(self._fd, data, self._at)
+        write_at(self._fd, data, self._at)
         self._at += len(data)
         self._size += len(data)
 
@@ -280,7 +280,7 @@ def _invalid() -> type[Exception]:
     return InvalidTag
 
 
-def put(fd: int, data: bytes | memoryview, at: int) -> None:
+def write_at(fd: int, data: bytes | memoryview, at: int) -> None:
     """Writes all of ``data`` at byte ``at``."""
     view = memoryview(data)
     while view:

@@ -35,9 +35,9 @@ from launcher.parallel.model_state.references import (
     computed,
     foreign_memory,
     forget,
-    marks,
     overlaps,
     strangers,
+    tensor_attributes,
 )
 
 T = torch.Tensor
@@ -242,7 +242,7 @@ def _checked(model: nn.Module, tape: Tape, away: Callable[[torch.Tensor], bool])
     of = {key(p): name for name, p in trained if not nn.parameter.is_lazy(p)}
     shown = [(array, of[k]) for array, k in tape.shown if k in of]
     refuse([*strangers(model, away), *arrays_of_parameters(model, shown)])
-    tape.computed, tape.marks = computed(model), marks(model)
+    tape.computed, tape.marks = computed(model), tensor_attributes(model)
     model = owned(model)
     given = {k: t for t, k in tape.given}
     tape.foreign_memory = foreign_memory(model, lambda t: given.get(key(t), t))

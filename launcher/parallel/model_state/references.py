@@ -363,7 +363,7 @@ TORCHS = ("_is_buffer", "_is_param", "persistent")
 """Attributes that torch sets on tensors; modules have the same information."""
 
 
-def marks(model: nn.Module) -> dict[str, tuple[str, ...]]:
+def tensor_attributes(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """Returns the Python attributes that users set on tensors, with the tensors' names, and removes them."""
     out: dict[str, tuple[str, ...]] = {}
     for name, t in named(model):

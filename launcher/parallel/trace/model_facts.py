@@ -170,9 +170,9 @@ def _traits(model: nn.Module) -> ModelTraits:
         backward=tuple(n for n, m in modules if m._backward_hooks or m._backward_pre_hooks),
         synced=tuple(n for n, m in modules if isinstance(m, nn.SyncBatchNorm)),
         compiled=tuple(n for n, m in modules if _compiled(m)),
-        twins=tuple(tuple(same) for same in names.values() if len(same) > 1),
+        several_names=tuple(tuple(same) for same in names.values() if len(same) > 1),
         batch_norms=tuple(n for n, m in modules if _over_samples(m)),
-        saying=tuple(n for n, m in modules if type(m).get_extra_state is not nn.Module.get_extra_state),
+        extra_states=tuple(n for n, m in modules if type(m).get_extra_state is not nn.Module.get_extra_state),
         fused=_fused(model),
     )
 
@@ -335,7 +335,7 @@ def _evaluated(graph: Graph, other: Effects) -> Graph:
         world=world,
         versions=versions,
         global_draws=draws,
-        moves=other.moves,
+        eval_changes_state=other.eval_changes_state,
     )
     return replace(graph, effects=effects)
 
@@ -365,8 +365,8 @@ def _watched(
         "calls": tuple((m, watch.calls[m]) for m in known.modules if watch.calls[m] != 1),
         "order": tuple(watch.order),
         # modules that do what a layout may not allow
-        "looks": among(watch.looks),
-        "steers": watch.steers,
+        "value_readers": among(watch.looks),
+        "data_decides_calls": watch.steers,
         "recomputed": watch.recomputed(),
         "nested": among(watch.nested),
         "inferred": among(watch.inferred),
@@ -374,11 +374,11 @@ def _watched(
         "lazy": among(watch.lazy),
         "strided": among(watch.strided),
         "gapped": among(watch.gapped),
-        "toggles": tuple(watch.toggles),
-        "swapped": among(watch.swapped),
+        "requires_grad_changes": tuple(watch.toggles),
+        "other_parameters": among(watch.swapped),
         "overwrites": among(watch.overwrites),
         "sparse": among(watch.sparse),
-        "bypasses": among(watch.bypasses),
+        "memory_writers": among(watch.bypasses),
         "aliased": among(watch.results.changed),
         "named": among(watch.results.named),
         "opaque": tuple((m, watch.results.opaque[m]) for m in among(watch.results.opaque)),
@@ -397,16 +397,16 @@ def _detached(output: Any) -> bool:
 def _effects(watch: ForwardObserver, output: Any, meter: ForwardMeter) -> Effects:
     return Effects(
         changes=watch.effects.changes(output, meter.kept),
-        inner=tuple(dict.fromkeys(watch.taken)),
-        sparse=tuple(watch.effects.sparse),
-        disagree=meter.disagree,
+        inner_gradients=tuple(dict.fromkeys(watch.taken)),
+        sparse_tables=tuple(watch.effects.sparse),
+        mixed_dtypes=meter.disagree,
         reads=tuple(watch.effects.reads),
         foreign=tuple(watch.effects.foreign),
-        grads=tuple(watch.grads),
+        grad_reads=tuple(watch.grads),
         versions=tuple(watch.versions),
         state_dicts=tuple(watch.state_dicts),
         borrowed=tuple(watch.borrowed),
-        under=tuple(watch.under.items()),
+        inside_modes=tuple(watch.under.items()),
         hooks=tuple(watch.hooks),
         mixed=tuple(watch.effects.mixed),
         draws=tuple(watch.effects.draws),
@@ -415,9 +415,9 @@ def _effects(watch: ForwardObserver, output: Any, meter: ForwardMeter) -> Effect
         world=tuple(watch.world),
         global_draws=watch.global_draws,
         seeds=watch.seeds,
-        beyond=tuple((name, rows, most) for name, (rows, most) in watch.values.beyond.items()),
+        ids_beyond_tables=tuple((name, rows, most) for name, (rows, most) in watch.values.beyond.items()),
         lookups=tuple(watch.values.lookups),
-        moves=watch.moved,
+        eval_changes_state=watch.moved,
     )
 
 
@@ -459,26 +459,27 @@ def single_node_graph(model: nn.Module, inputs: Sequence[TensorSpec], ours: bool
 
 def _remembering(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
     """Returns ``graph`` with the Python state that its forwards keep."""
-    kept, resets = moving(model, meta(inputs), bool(graph.looks)), not_restored(model, meta(inputs))
-    return replace(graph, effects=replace(graph.effects, kept=kept, resets=resets))
+    kept, resets = moving(model, meta(inputs), bool(graph.value_readers)), not_restored(model, meta(inputs))
+    return replace(graph, effects=replace(graph.effects, carried=kept, resets=resets))
 
 
 def _with_backward_reads(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
     """Returns ``graph`` with what the backward reads: gradients, and weights and state of other modules."""
     read = backward_reads(model, meta(inputs))
-    return replace(graph, effects=replace(graph.effects, early=read.gradients, late=read.others))
+    effects = replace(graph.effects, early_grad_reads=read.gradients, late_reads=read.others)
+    return replace(graph, effects=effects)
 
 
 def _drifting(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
     """Returns ``graph`` with the Python state that changes and that outputs in evaluation mode depend on."""
-    if not graph.effects.moves:
+    if not graph.effects.eval_changes_state:
         return graph
     evaluated = copied(model)  # the model's own eval() may count calls
     try:
         evaluated.eval()
     except (NotImplementedError, RuntimeError):  # it reads values, which a plan does not have
         return graph
-    return replace(graph, effects=replace(graph.effects, drifts=drifting(evaluated, meta(inputs))))
+    return replace(graph, effects=replace(graph.effects, eval_state_reads=drifting(evaluated, meta(inputs))))
 
 
 def _single_node(model: nn.Module, known: ModelStructure, inputs: Sequence[TensorSpec]) -> tuple[Graph, bool]:

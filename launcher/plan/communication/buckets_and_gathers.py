@@ -203,7 +203,7 @@ def _homes(
         inside = [p for name, p in contained.get(unit, {}).items() if name in remaining]
         called = not graph.order or unit in begun  # a direct call of its forward runs no hooks
         here = [n for p in inside for n in p.names if n in names]
-        if inside and called and _alone(unit, here, scopes, looks=unit in graph.looks):
+        if inside and called and _alone(unit, here, scopes, looks=unit in graph.value_readers):
             homes[unit] = tuple(remaining.pop(p.name) for p in inside)
     return homes, tuple(remaining.values())
 
@@ -223,7 +223,8 @@ def _units(skeleton: ModelStructure, graph: Graph, limits: Limits) -> list[str]:
     candidates = {m for m in candidates if not any(covers(n, m) for n in graph.nested)}
 
     # the outermost modules whose contents must be gathered together
-    looks = {m for m in graph.looks if graph.steers or any(covers(u, m) for u in all_units)}
+    every = graph.data_decides_calls
+    looks = {m for m in graph.value_readers if every or any(covers(u, m) for u in all_units)}
     looks |= set(graph.recomputed)
     looks = {m for m in looks if not any(covers(o, m) for o in looks - {m})}
 

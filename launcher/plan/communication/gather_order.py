@@ -119,7 +119,7 @@ def _visits(groups: tuple[GatherGroup, ...], stage: int, graph: Graph) -> Iterat
 def notes(graph: Graph, params: tuple[Placed, ...]) -> list[Note]:
     """Returns a note about modules that read tensor values and contain sharded weights, if there are any."""
     names = [n for p in params if p.sharded for n in p.names]
-    modules = [m or "the model" for m in graph.looks if any(covers(m, n) for n in names)]
+    modules = [m or "the model" for m in graph.value_readers if any(covers(m, n) for n in names)]
     if not modules:
         return []
     verb, whose = ("looks", "its") if len(modules) == 1 else ("look", "their")

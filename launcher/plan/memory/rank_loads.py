@@ -33,15 +33,15 @@ class RankLoad:
 
     row: Row
     stages: tuple[tuple[int, StageLoad], ...]
-    habits: FsdpPolicy
+    policy: FsdpPolicy
 
     @property
     def fullest(self) -> MemoryInUse:
-        return fullest(self.row, dict(self.stages), self.habits)
+        return fullest(self.row, dict(self.stages), self.policy)
 
     @property
     def levels(self) -> tuple[ActionMemory, ...]:
-        return tuple(levels(self.row, dict(self.stages), self.habits))
+        return tuple(levels(self.row, dict(self.stages), self.policy))
 
 
 def rank_loads(model: CutModel, buckets: tuple[Bucket, ...], early: bool) -> tuple[RankLoad, ...]:
@@ -53,8 +53,13 @@ def rank_loads(model: CutModel, buckets: tuple[Bucket, ...], early: bool) -> tup
         here = model.sizes.stages_of(pp)
         stages = tuple((s, _load(model, model.stages[s], here)) for s in here)
         largest = max((b.nbytes for b in buckets if places[b.stage] == pp), default=0)
-        habits = FsdpPolicy(again=level == "level3", each=level != "level1", early=early, copied=largest)
-        out.append(RankLoad(row, stages, habits))
+        policy = FsdpPolicy(
+            regathers=level == "level3",
+            reduces_each_backward=level != "level1",
+            scatters_early=early,
+            copied=largest,
+        )
+        out.append(RankLoad(row, stages, policy))
     return tuple(out)
 
 

@@ -102,13 +102,14 @@ class MemoryInUse:
 class FsdpPolicy:
     """What FSDP2 does at the plan's ``optimizer_level``.
 
-    ``again``: it is level3; ``each``: it is level2 or level3. ``early``: level1 scatters during its last
+    ``regathers``: weights are gathered for each use (level3). ``reduces_each_backward``: gradients are
+    reduced after each backward (level2 and level3). ``scatters_early``: level1 scatters during its last
     backward. ``copied``: bytes of the flat copy of gradients that the largest final all-reduce sums.
     """
 
-    again: bool
-    each: bool
-    early: bool
+    regathers: bool
+    reduces_each_backward: bool
+    scatters_early: bool
     copied: int
 
 
@@ -120,14 +121,14 @@ class ActionMemory:
     after: MemoryInUse
 
 
-def fullest(row: Row, loads: Mapping[int, StageLoad], habits: FsdpPolicy) -> MemoryInUse:
+def fullest(row: Row, loads: Mapping[int, StageLoad], policy: FsdpPolicy) -> MemoryInUse:
     """Returns the fullest moment of a step on one rank; ``loads`` by stage."""
-    return max((level.most for level in levels(row, loads, habits)), key=lambda m: m.total)
+    return max((level.most for level in levels(row, loads, policy)), key=lambda m: m.total)
 
 
-def levels(row: Row, loads: Mapping[int, StageLoad], habits: FsdpPolicy) -> Iterator[ActionMemory]:
+def levels(row: Row, loads: Mapping[int, StageLoad], policy: FsdpPolicy) -> Iterator[ActionMemory]:
     """Yields the memory before the first action, of each action, and after the last action."""
-    return _Walk(loads, habits).levels(row)
+    return _Walk(loads, policy).levels(row)
 
 
 @dataclass
@@ -135,7 +136,7 @@ class _Walk:
     """A walk through the actions of one rank: the bytes in use now, and what earlier actions have done."""
 
     loads: Mapping[int, StageLoad]
-    habits: FsdpPolicy
+    policy: FsdpPolicy
     grads: int = 0
     gathered: int = 0
     activations: int = 0
@@ -155,7 +156,7 @@ class _Walk:
         """Yields the memory before the first action, of each action, and after the last action."""
         self.activations += sum(load.buffers for load in self.loads.values())
         self.gathered += sum(load.half_copies for load in self.loads.values())
-        if not self.habits.again:
+        if not self.policy.regathers:
             self.gathered += sum(g.full_weights for load in self.loads.values() for g in load.gathers)
         remaining = Counter(a.stage for a in row if a.kind in "BW")
         yield ActionMemory(self.now(), self.now())
@@ -163,7 +164,7 @@ class _Walk:
             self.last = remaining[a.stage] == 1
             remaining[a.stage] -= a.kind in "BW"
             yield self._level(a, over=not remaining[a.stage] and a.kind != "F")
-        yield ActionMemory(self.now(activations=self.habits.copied), self.now())
+        yield ActionMemory(self.now(activations=self.policy.copied), self.now())
 
     def _level(self, a: Action, over: bool) -> ActionMemory:
         """Returns the memory of one action, copied from an equal action in the same state if there was one.
@@ -206,7 +207,7 @@ class _Walk:
         self.begun.add(stage)
         self.activations += one.received
         for i, segment in enumerate(one.segments):
-            if first and not self.habits.again:  # the all-gather's buffer and the copied weights coexist
+            if first and not self.policy.regathers:  # the all-gather's buffer and the copied weights coexist
                 yield self.now(
                     gathered=max((g.full_weights for g in load.gathers if g.first == i), default=0)
                 )
@@ -217,19 +218,25 @@ class _Walk:
 
     def _open(self, load: StageLoad, i: int) -> int:
         """Returns the bytes of the weights that level3 uses at segment ``i``; 0 at other levels."""
-        return sum(g.full_weights for g in load.gathers if g.first <= i <= g.last) if self.habits.again else 0
+        return (
+            sum(g.full_weights for g in load.gathers if g.first <= i <= g.last)
+            if self.policy.regathers
+            else 0
+        )
 
     def _ahead(self, load: StageLoad, i: int) -> int:
         """Returns the bytes that level3 prefetches in a backward; 0 at other levels.
 
         It prefetches the group that the segments before ``i`` need next.
         """
-        before = [g for g in load.gathers if g.last < i] if self.habits.again else []
+        before = [g for g in load.gathers if g.last < i] if self.policy.regathers else []
         return max(before, key=lambda g: g.last).full_weights if before else 0
 
     def _received(self, load: StageLoad, i: int) -> int:
         """Returns the bytes of the receive buffer of the last group that a level3 forward has gathered."""
-        used = [g.full_weights for g in load.gathers if g.first <= i <= g.last] if self.habits.again else []
+        used = (
+            [g.full_weights for g in load.gathers if g.first <= i <= g.last] if self.policy.regathers else []
+        )
         return max(used, default=0)
 
     def _backward(self, stage: int, load: StageLoad, piece: int) -> Iterator[MemoryInUse]:
@@ -282,7 +289,7 @@ class _Walk:
         for i in range(len(one.segments) - 1, -1, -1):
             self._sum(stage, i)
         for i in range(len(one.segments) - 1, -1, -1):
-            if self.habits.each:
+            if self.policy.reduces_each_backward:
                 yield from self._close(stage, i, one)
         self.gathered -= self.lingering
         self.lingering = 0
@@ -301,11 +308,11 @@ class _Walk:
     def _close(self, stage: int, i: int, one: PassBytes) -> Iterator[MemoryInUse]:
         """Scatters the gradients of segment ``i``, while the gradient for the next segment already exists."""
         load = self.loads[stage]
-        last = self.habits.early and self.last and not self.habits.each
+        last = self.policy.scatters_early and self.last and not self.policy.reduces_each_backward
         for n, g in enumerate(load.gathers):
             if g.first == i and last:
                 self._drop(stage, n, g)
-            if g.first == i and (self.habits.each or last):
+            if g.first == i and (self.policy.reduces_each_backward or last):
                 next_one = one.segments[i - 1].made if i else 0
                 self.gathered -= self.lingering
                 yield self._scatter(stage, n, g, ahead=self._ahead(load, i), grad=next_one)
@@ -331,9 +338,9 @@ class _Walk:
     def _finish(self, stage: int) -> Iterator[MemoryInUse]:
         """Ends the last backward of a stage: scatters what is left and frees kept weights, group by group."""
         for n, g in enumerate(self.loads[stage].gathers):
-            if not self.habits.again:
+            if not self.policy.regathers:
                 self._drop(stage, n, g)
-            if not self.habits.each and (stage, n) not in self.reduced:
+            if not self.policy.reduces_each_backward and (stage, n) not in self.reduced:
                 yield self._scatter(stage, n, g)
 
 

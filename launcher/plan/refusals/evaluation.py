@@ -32,7 +32,7 @@ def evaluated_by(job: Job) -> tuple[str, ...]:
 
 def unsteady(skeleton: ModelStructure, graph: Graph) -> tuple[str, ...]:
     """Returns what a forward in evaluation mode changes and the next forward's output depends on."""
-    return (*(c.name for c in _unsteady(skeleton, graph)), *graph.effects.drifts)
+    return (*(c.name for c in _unsteady(skeleton, graph)), *graph.effects.eval_state_reads)
 
 
 def _unsteady(skeleton: ModelStructure, graph: Graph) -> Iterator[StateChange]:
@@ -46,7 +46,7 @@ def evaluation_problems(job: Job, skeleton: ModelStructure, graph: Graph) -> Ite
     for c in _unsteady(skeleton, graph) if who else ():
         kind, end = ("buffer", ", which its output depends on") if c.read else ("parameter", "")
         yield _grouped(who, f"the {kind} {c.name}{end}")
-    for name in graph.effects.drifts if who else ():
+    for name in graph.effects.eval_state_reads if who else ():
         yield _grouped(who, f"{name}, which its output depends on")
 
     if not graph.effects.mixed:

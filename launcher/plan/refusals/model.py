@@ -47,7 +47,7 @@ def unfit(skeleton: ModelStructure) -> Iterator[Problem]:
             way_out = "keep one tensor, under one name or several, and create views of it in the forward"
             yield Problem(KEY, f"{text}; {way_out}")
 
-    for hook in skeleton.traits.for_all:
+    for hook in skeleton.traits.global_hooks:
         text = (
             f"the constructor calls {hook}, which registers a hook for all modules of "
             "the process: it would also run in the copies of the model that the launcher makes"
@@ -103,28 +103,28 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
         if why:
             kind = "parameter" if p is not None and not p.buffer else "buffer"
             yield Problem(KEY, f"the forward changes the {kind} {change.name}{why[0]}", why[1])
-    for inner in graph.effects.inner:
+    for inner in graph.effects.inner_gradients:
         why = _inner(inner, at)
         if why:
             how = "calls backward()" if inner.backward else "computes gradients itself (torch.autograd.grad)"
             yield Problem(KEY, f"{_where(inner.module)} {how}, and {why[0]}", why[1])
     yield from _borrowed(at, graph, placed)
     yield from _late(at, graph, placed)
-    for module, name in skeleton.traits.held:
+    for module, name in skeleton.traits.references:
         stage, other = at.stage_of(module), at.stage_of(owner(name))
         if None not in (stage, other) and stage != other:
             text = f"{module} has a Python reference to {owner(name)} and shares its weight {name}"
             text += f", but they run on stages {stage} and {other}, each with a copy"
             yield Problem(KEY, f"{text}; keep only the weight, or put both modules on one stage")
-    for module in graph.effects.grads:
+    for module in graph.effects.grad_reads:
         text = (
             f"{_where(module)} reads the .grad of a weight or buffer, but each rank has only its own "
             "part of the gradient, or none yet"
         )
         way_out = "compute what it needs in the forward (torch.autograd.grad), or remove the read"
         yield Problem(KEY, f"{text}; {way_out}")
-    if graph.effects.early:
-        yield from _early(at, graph.effects.early, alone)
+    if graph.effects.early_grad_reads:
+        yield from _early(at, graph.effects.early_grad_reads, alone)
     yield from _versions(at, graph, placed, alone)
 
     # code that would see less than in one process, or that torch does not support
@@ -171,7 +171,7 @@ def _around(at: CutModel, skeleton: ModelStructure, graph: Graph, alone: str) ->
     if _mixes(graph) and _cuts_batch(at.sizes):
         yield _mixed(at, graph)
     yield from _seeds(at, graph)
-    for kept in graph.effects.kept:
+    for kept in graph.effects.carried:
         if kept.by_data and at.sizes.replicas > 1:
             ranks = f"each of {at.sizes.replicas} data-parallel ranks"
             text = f"the forward changes {kept.name} from rank-local data and then reads it"
@@ -244,7 +244,7 @@ def _references(skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
 
 def _foreign_memory(skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
     """Yields tensors that share memory with something outside of the model, if one of both changes."""
-    carried = {kept.name for kept in graph.effects.kept}
+    carried = {kept.name for kept in graph.effects.carried}
     updated = {p.name for p in skeleton.params if p.trainable}
     updated |= {n for c in graph.effects.changes for n in c.names}
     own = "but the launcher gives that tensor memory of its own"
@@ -307,7 +307,7 @@ def _borrowed(at: CutModel, graph: Graph, placed: dict[str, Placed]) -> Iterator
 def _late(at: CutModel, graph: Graph, placed: dict[str, Placed]) -> Iterator[Problem]:
     """Yields weights and state of other modules that a backward reads where its rank does not have them."""
     level = at.hsdp.optimizer_level if at.hsdp is not None else "level2"
-    for module, name in graph.effects.late:
+    for module, name in graph.effects.late_reads:
         p, stage = placed.get(name), at.stage_of(module)
         there = p.stages if p is not None else (at.stage_of(owner(name)),)
         text = f"the backward of {module} reads {name} of another module by a reference in Python"
@@ -342,7 +342,7 @@ def id_problems(job: Job, graph: Graph) -> Iterator[Problem]:
     data = job.data
     path = getattr(data, "target", None) or getattr(data, "path", None) or getattr(data, "name", "data")
     where = ", ".join(path) if isinstance(path, tuple | list) else str(path)
-    for module, rows, most in graph.effects.beyond:
+    for module, rows, most in graph.effects.ids_beyond_tables:
         text = f"{_where(module)} has a table of {rows} rows, but an id of the data ({where}) is {most}"
         cure = f"give it at least {most + 1} rows, or use data with smaller ids"
         yield Problem(
@@ -361,7 +361,7 @@ def _mixes(graph: Graph) -> bool:
 def _remembered(graph: Graph) -> list[str]:
     """Returns the names of the state that the forward changes depending on its samples, and then reads."""
     changes = [c.name for c in graph.effects.changes if c.by_data and c.read]
-    return changes + [k.name for k in graph.effects.kept if k.by_data]
+    return changes + [k.name for k in graph.effects.carried if k.by_data]
 
 
 def _cuts_batch(sizes: Sizes) -> bool:
@@ -394,8 +394,8 @@ def remarks(job: Job, skeleton: ModelStructure, graph: Graph, sizes: Sizes) -> l
     if graph.effects.clocks:
         text = f"its output depends on {listed(graph.effects.clocks)}"
         out.append(Note(KEY, f"{text}: no other run gives the same numbers"))
-    if graph.effects.untried and _cuts_batch(sizes):
-        numbers = f"a model of {graph.effects.untried / 1e6:.1f}M numbers"
+    if graph.effects.untested_elements and _cuts_batch(sizes):
+        numbers = f"a model of {graph.effects.untested_elements / 1e6:.1f}M numbers"
         text = "whether its samples depend on one another, as in a contrastive loss"
         other = "if they do, another number of data-parallel ranks or micro batches gives other results"
         out.append(Note(KEY, f"{numbers} is too large to test {text}; {other}"))
@@ -418,7 +418,8 @@ def _unsaved(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
         return []
     persistent = {p.name for p in skeleton.params}
     buffers = [c.name for c in graph.effects.changes if c.read and not persistent & {*c.names}]
-    kept = [n for n in (k.name for k in graph.effects.kept) if owner(n) not in skeleton.traits.saying]
+    saved = skeleton.traits.extra_states
+    kept = [n for n in (k.name for k in graph.effects.carried) if owner(n) not in saved]
     out = []
     for names, reason, cure in (
         (kept, "it is Python state", "make it a buffer, or return it from get_extra_state"),
@@ -429,7 +430,7 @@ def _unsaved(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
             out.append(Note("checkpoint", f"{text}, so a resumed run resets it; {cure}"))
 
     # what a forward sets only once is no change from one forward to the next
-    once = [n for n in graph.effects.resets if n and n not in {k.name for k in graph.effects.kept}]
+    once = [n for n in graph.effects.resets if n and n not in {k.name for k in graph.effects.carried}]
     if once:
         text = f"{listed(once)}: a forward sets this Python state and later ones read it"
         why = "no checkpoint stores it, so a resumed run sets it anew"
@@ -449,14 +450,14 @@ DTYPES = (
 
 
 def _disagree(graph: Graph) -> Iterator[Problem]:
-    calls = graph.effects.disagree
+    calls = graph.effects.mixed_dtypes
     if calls:
         more = f" and {len(calls) - 1} more" if len(calls) > 1 else ""
         yield Problem(KEY, f"the forward calls {calls[0]}{more}, which torch rejects; {DTYPES}")
 
 
 def _sparse(graph: Graph) -> Iterator[Problem]:
-    tables = graph.effects.sparse
+    tables = graph.effects.sparse_tables
     if tables:
         text = "looked up with sparse=True, but the launcher can neither sum nor clip sparse gradients"
         way_out = "remove sparse=True: dense gradients have the same numbers"
@@ -582,9 +583,9 @@ def _hooked(p: Placed, at: CutModel, alone: str) -> Why | None:
 def _inputs(at: CutModel, graph: Graph) -> Iterator[Problem]:
     """Yields modules that would compute other results because stages send only the values of a tensor."""
     packed = {c.name: c.packed for row in at.boundaries for c in row}
-    differentiating = {inner.module for inner in graph.effects.inner}
+    differentiating = {inner.module for inner in graph.effects.inner_gradients}
     asking = graph.strided if at.lengths else graph.gapped  # pieces of a sequence are sent contiguous
-    computing = graph.effects.contiguous if at.lengths else ()
+    computing = graph.effects.differ_if_contiguous if at.lengths else ()
     way_out = "call .contiguous() before, or put both on one stage"
     for stage in at.stages[1:]:
         received = [n for n in packed if n not in stage.nodes]
@@ -605,7 +606,7 @@ def _inputs(at: CutModel, graph: Graph) -> Iterator[Problem]:
                 yield Problem(
                     KEY, f"{text}, but stages send pieces of a sequence as contiguous tensors; {way_out}"
                 )
-            elif taken and module in graph.bypasses and module not in graph.overwrites:
+            elif taken and module in graph.memory_writers and module not in graph.overwrites:
                 text = f"{module} changes {listed(taken)} by .data, which autograd does not see"
                 why = "it gets a copy: what earlier stages saved for the backward would not change"
                 cure = "create a new tensor, or put both on one stage"
@@ -613,8 +614,8 @@ def _inputs(at: CutModel, graph: Graph) -> Iterator[Problem]:
             elif module in differentiating:
                 continue  # what it lacks is the path of the gradient, which another check refuses
             elif taken and (
-                module in graph.effects.sent
-                or (module in graph.effects.apart and any(packed[n] for n in taken))
+                module in graph.effects.differ_if_copied
+                or (module in graph.effects.differ_if_separate and any(packed[n] for n in taken))
             ):
                 text = (
                     f"{module} computes other results for a plain copy of {listed(taken)}: it depends on more"
@@ -628,7 +629,7 @@ def _left_values(at: CutModel, graph: Graph) -> Iterator[Problem]:
     """Yields modules that read a value that another module has left behind, which stages do not send."""
     nodes = [graph[n] for stage in at.stages for n in stage.nodes] if len(at.stages) > 1 else []
     for module in dict.fromkeys(n.target for n in nodes if n.kind == "module"):
-        if module in graph.effects.alone:
+        if module in graph.effects.need_other_modules:
             text = (
                 f"{module} computes something else if no other module has run: it reads a value that one of"
             )
@@ -659,7 +660,7 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
     in-place changes of them.
     """
     gathered = {m for g in at.groups for m in g.modules if m}
-    duals = [m for m, what in graph.effects.under if what == DUAL]
+    duals = [m for m, what in graph.effects.inside_modes if what == DUAL]
     for modules, why, way_out in (
         (duals, ": called on dual numbers (torch.autograd.forward_ad), which the gathering of weights "
                 "does not differentiate", "use torch.func.jvp within a module"),
@@ -682,9 +683,9 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
                      "have been resharded", "return a list"),
         (graph.fills, ": its forward changes a list or dictionary argument, but FSDP2 passes a "
                       "copy to modules with sharded weights", "return what it adds"),
-        (graph.effects.gathered, f": depends on more than the values of its inputs ({ASKS}), but FSDP2 "
-                                 "passes new tensors to modules with sharded weights",
-         "pass what it needs as an argument"),
+        (graph.effects.differ_if_gathered,
+         f": depends on more than the values of its inputs ({ASKS}), but FSDP2 passes new tensors to modules "
+         "with sharded weights", "pass what it needs as an argument"),
     ):  # fmt: skip
         affected = [m for m in modules if m in gathered]
         if affected:
@@ -699,8 +700,8 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
         )
         yield Problem(KEY, f"{text}; use named_parameters(), or shard nothing", "parallel.hsdp=null")
 
-    if graph.toggles:
-        yield from _toggles(at, *graph.toggles[0])
+    if graph.requires_grad_changes:
+        yield from _toggles(at, *graph.requires_grad_changes[0])
 
     if at.hsdp is not None and at.hsdp.optimizer_level == "level3":
         yield from _gathered_again(graph, gathered)
@@ -712,7 +713,7 @@ def _gathered_again(graph: Graph, gathered: set[str]) -> Iterator[Problem]:
     It gathers the weights of a module after tensor hooks have run, and only the module's own.
     """
     # see _inner
-    cure = "parallel.hsdp=null" if graph.effects.inner else "parallel.hsdp.optimizer_level=level2"
+    cure = "parallel.hsdp=null" if graph.effects.inner_gradients else "parallel.hsdp.optimizer_level=level2"
     affected = [m for m in graph.effects.hooks if any(covers(g, m) or covers(m, g) for g in gathered)]
     if affected:
         who = listed([m or "the model" for m in affected])
@@ -727,7 +728,7 @@ def _gathered_again(graph: Graph, gathered: set[str]) -> Iterator[Problem]:
         way_out = "return a tuple, list or dictionary of tensors, or keep the weights gathered"
         yield Problem(KEY, f"{text}; {way_out}", cure)
 
-    affected = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
+    affected = [m for m in graph.other_parameters if any(covers(g, m) for g in gathered)]
     if affected:
         text = f"{listed(affected)}: called with another tensor in place of a weight, but level3 would"
         yield Problem(KEY, f"{text} gather the weight", cure)
@@ -749,7 +750,7 @@ def _toggles(at: CutModel, name: str, module: str) -> Iterator[Problem]:
 
 def _twins(at: CutModel, skeleton: ModelStructure, placed: dict[str, Placed]) -> Iterator[Problem]:
     """Yields modules with sharded weights that several stages of one rank run: FSDP2 wraps a module once."""
-    for names in skeleton.traits.twins:
+    for names in skeleton.traits.several_names:
         stages = (at.stage_of(n) for n in names)
         here = {stage for stage in stages if stage is not None}
         ranks = [at.sizes.places[s] for s in here]

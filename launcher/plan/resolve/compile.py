@@ -134,7 +134,7 @@ def notes(made: Compilation | None) -> Iterator[Note]:
         return
     text = "the plan assumes that inductor fuses kernels: between matrix products and attention each tensor "
     text += "is read and written once, and recomputable tensors are not saved; validation runs eagerly"
-    if not made.joins:
+    if not made.fuses:
         text = f"bytes and times of this plan are those of eager code, because {made.backend} may fuse no "
         text += "kernels; validation runs eagerly"
     yield Note(KEY, text)
@@ -171,7 +171,7 @@ def _blocks(skeleton: ModelStructure, graph: Graph, at: CutModel) -> tuple[str, 
     apart = [u for u in uncut if not _inner(u, at.groups)]
     made = [u for u in apart if any(m != u and covers(u, m) for m in skeleton.modules)]
     loaded = [u for u in apart if any(covers(u, p.name) for p in skeleton.params)]
-    quiet = [u for u in made or loaded if not any(covers(u, m) for m in graph.looks)]
+    quiet = [u for u in made or loaded if not any(covers(u, m) for m in graph.value_readers)]
     return tuple(quiet or made or loaded or [STAGE])
 
 
@@ -219,7 +219,7 @@ def _gathered_inside(modules: Iterable[str], job: Job, groups: Sequence[GatherGr
 
 def _no_graph(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
     """Yields problems for modules that torch cannot compile at all, not even in several graphs."""
-    inner = [i.module for i in model.graph.effects.inner]
+    inner = [i.module for i in model.graph.effects.inner_gradients]
     taken = [m or "each stage" for m in modules if any(covers(m, i) or covers(i, m) for i in inner)]
     if taken:
         text = (
@@ -238,7 +238,7 @@ def _several_graphs(settings: Compile, modules: Sequence[str], model: TracedMode
     """Yields problems for modules that torch can compile in several graphs, but not in a single one."""
     if not settings.fullgraph:
         return
-    looks = _with(modules, model.graph.looks)
+    looks = _with(modules, model.graph.value_readers)
     if looks:
         text = f"true: {looks}: the control flow depends on the data, so there is no single graph"
         yield Problem(FULLGRAPH, text, IN_PARTS)

@@ -146,7 +146,7 @@ def _once(r: Recomputed, graph: Graph) -> str:
 
     Kept results can be used in one more forward. Gradients that the forward itself computes need another.
     """
-    if not r.keep or not graph.effects.inner:
+    if not r.keep or not graph.effects.inner_gradients:
         return ""
     return (
         "the forward computes gradients itself, but results that policy selective keeps can be used only once"
@@ -169,26 +169,26 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
         used = c.read or c.kept or not weights.isdisjoint(c.names) or not own
         if (own or any(map(here, c.at))) and used and not c.once:
             yield f"the model changes {c.name} and uses it, so recomputation would use another value"
-    for i in graph.effects.inner:
+    for i in graph.effects.inner_gradients:
         if here(i.module):
             yield "it computes gradients itself"
-    for name, what in graph.effects.under:
+    for name, what in graph.effects.inside_modes:
         if name == module:
             yield f"it is called under {what}, which is no longer active when it runs again"
     if any(map(here, graph.effects.saves_unfilled)):
         yield "it calls rrelu, and torch's checkpoint ends the second forward before rrelu draws its slopes"
-    for name in graph.effects.grads:
+    for name in graph.effects.grad_reads:
         if here(name):
             yield "it reads the .grad of a weight or buffer"
     for name, reader in graph.effects.versions:
         if here(reader):
             yield f"it reads the version of {name}, and does more in the first forward after an update"
     for reason, names in (
-        ("changes an input in place", {*graph.overwrites, *graph.bypasses}),
+        ("changes an input in place", {*graph.overwrites, *graph.memory_writers}),
         ("changes a list or dictionary that it receives", graph.fills),
         ("returns a generator", graph.lazy),
         ("runs in inference mode", graph.inferred),
-        ("is called with other weights than its own", graph.swapped),
+        ("is called with other weights than its own", graph.other_parameters),
     ):
         deep = reason.startswith(("returns", "is called"))
         if module in names or (deep and any(map(here, names))):
@@ -199,7 +199,7 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
             yield f"each of its forwards changes {changed[0]}"
         if module in b.unlike:
             yield "its second forward saved other tensors than the first"
-    for name, _ in graph.toggles:
+    for name, _ in graph.requires_grad_changes:
         if here(owner(name)):
             yield f"the forward changes whether {name} requires a gradient"
 

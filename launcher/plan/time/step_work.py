@@ -205,13 +205,13 @@ def step_flops(graphs: tuple[Graph, ...], sizes: Sizes) -> int:
     return (1 + BACKWARD) * forward * sizes.micros * sizes.replicas * sizes.grid["tp"]
 
 
-def joined(model: CutModel, plan: Compilation | None) -> CutModel:
+def with_compilation(model: CutModel, plan: Compilation | None) -> CutModel:
     """Returns ``model`` with its compilation; if kernels are fused, compiled modules get their new costs.
 
     A node or segment that merely contains compiled modules keeps its eager costs.
     """
     graphs = model.graphs
-    if plan is not None and plan.joins:
+    if plan is not None and plan.fuses:
         graphs = tuple(_compiled(g, plan.modules) for g in graphs)
     return replace(model, graphs=graphs, compilation=plan)
 

@@ -29,6 +29,6 @@ class Compilation:
     loss: bool = False
 
     @property
-    def joins(self) -> bool:
+    def fuses(self) -> bool:
         """True if the backend fuses kernels: inductor does; others may run each operation by itself."""
         return self.backend == INDUCTOR

@@ -36,29 +36,29 @@ class ModelTraits:
     """Properties of a model that are lost when its modules or tensors are replaced, by their first names.
 
     ``hooked``: parameters with hooks. ``backward``: modules with backward hooks. ``synced``: SyncBatchNorm
-    modules. ``twins``: all names of each module that has several. ``shared``: groups of tensors that share
-    memory. ``computed``: attributes that are computed from weights. ``compiled``: modules that the model
-    itself compiles. ``saying``: modules that override ``get_extra_state``.
-    ``fused``: tensors that ``eval()`` makes of weights. ``for_all``: the functions by
-    which the constructor registered global module hooks. ``batch_norms``: modules that normalize over the
-    samples of a batch in training. ``world``: the constructor's queries about the distributed processes.
-    ``held``: modules with a Python reference to another module, each with a weight that both share.
-    ``foreign_memory``: tensors that the constructor made in the memory of something else.
+    modules. ``several_names``: all names of each module that has several. ``shared``: groups of tensors that
+    share memory. ``computed``: attributes that are computed from weights. ``compiled``: modules that the
+    model itself compiles. ``extra_states``: modules that override ``get_extra_state``. ``fused``: tensors
+    that ``eval()`` makes of weights. ``global_hooks``: the functions by which the constructor registered
+    global module hooks. ``batch_norms``: modules that normalize over the samples of a batch in training.
+    ``world``: the constructor's queries about the distributed processes. ``references``: modules with a
+    Python reference to another module, each with a weight that both share. ``foreign_memory``: tensors that
+    the constructor made in the memory of something else.
     """
 
     hooked: tuple[str, ...] = ()
     backward: tuple[str, ...] = ()
     synced: tuple[str, ...] = ()
-    twins: tuple[tuple[str, ...], ...] = ()
+    several_names: tuple[tuple[str, ...], ...] = ()
     shared: tuple[tuple[str, ...], ...] = ()
     computed: tuple[str, ...] = ()
     compiled: tuple[str, ...] = ()
-    saying: tuple[str, ...] = ()
+    extra_states: tuple[str, ...] = ()
     fused: tuple[str, ...] = ()
-    for_all: tuple[str, ...] = ()
+    global_hooks: tuple[str, ...] = ()
     batch_norms: tuple[str, ...] = ()
     world: tuple[str, ...] = ()
-    held: tuple[tuple[str, str], ...] = ()
+    references: tuple[tuple[str, str], ...] = ()
     foreign_memory: tuple[ForeignMemory, ...] = ()
 
 
@@ -260,24 +260,24 @@ class Effects:
 
     Attributes:
         changes: parameters and buffers that it changes.
-        inner: gradients that it computes itself.
-        sparse: tables whose gradients would be sparse.
-        disagree: operations that need one dtype but get tensors of several, in the model without a lower
+        inner_gradients: gradients that it computes itself.
+        sparse_tables: tables whose gradients would be sparse.
+        mixed_dtypes: operations that need one dtype but get tensors of several, in the model without a lower
             ``train.precision``.
         reads: tensors of the model that it reads as the constructor left them.
         foreign: shapes of tensors that belong neither to the model nor to the inputs, and that the forward
             does not create.
-        grads: modules that read the gradient that a backward left on a parameter or buffer.
-        early: parameters whose gradient is read in the backward itself.
-        late: weights and changing attributes that the backward reads by a Python reference of another
+        grad_reads: modules that read the gradient that a backward left on a parameter or buffer.
+        early_grad_reads: parameters whose gradient is read in the backward itself.
+        late_reads: weights and changing attributes that the backward reads by a Python reference of another
             module, each after that module.
         versions: weights of which a module reads the version, which counts their changes, each with the
             module.
         state_dicts: modules whose forward requests or loads a state dict.
         borrowed: modules that use a tensor of the model that is neither theirs nor passed to them, with its
             name.
-        under: modules that are called while the model's code has entered a mode or replaced a function of
-            torch, each with a description of it.
+        inside_modes: modules that are called while the model's code has entered a mode or replaced a function
+            of torch, each with a description of it.
         evaluated: what a forward in evaluation mode changes.
         mixed: modules that normalize over the samples of their batch in evaluation mode.
         draws: modules that draw random numbers from a torch generator in training.
@@ -286,38 +286,42 @@ class Effects:
         hooks: modules that register a hook that uses weights.
         world: modules that query the distributed processes, each with the query.
         global_draws: whether it draws from the global random stream of Python or numpy.
-        seeds: modules that seed torch's global stream, "" for the code between the named modules; known
-            where stages run them.
-        kept: attributes that carry Python state from one forward to the next.
+        seeds: modules that seed torch's global stream, "" for the code between the named modules; known where
+            stages run them.
+        carried: attributes that carry Python state from one forward to the next.
         resets: attributes that make a resumed model compute other results, "" for unknown ones.
         mixing: which value of a sample depends on others of its batch, BatchNorm excepted, "" for none;
             ``None`` if that was not tested.
-        untried: the number of elements of a model that is too large to test.
-        beyond: modules whose table has no row for an id of the data: module, rows of the table, the id.
+        untested_elements: the number of elements of a model that is too large to test.
+        ids_beyond_tables: modules whose table has no row for an id of the data: module, rows of the table,
+            the id.
         lookups: inputs that are ids of tables.
-        clocks: functions, such as clocks, that return another value at each call and that its output
+        clocks: functions, such as clocks, that return another value at each call and that its output depends
+            on.
+        eval_changes_state: whether a forward in evaluation mode changes Python state.
+        eval_state_reads: attributes and variables of that state that the output of the next such forward
             depends on.
-        moves: whether a forward in evaluation mode changes Python state.
-        drifts: attributes and variables of that state that the output of the next such forward depends on.
-        sent, contiguous, apart, gathered: modules that compute other results for inputs with the same
-            values: for plain copies, as a stage receives them; for contiguous copies; if inputs that are one
-            object become several; for inputs as FSDP2 passes them.
-        alone: modules whose result depends on state that other modules leave behind.
+        differ_if_copied: modules that compute other results if their inputs are plain copies, which a stage
+            receives.
+        differ_if_contiguous: the same for contiguous copies.
+        differ_if_separate: the same if inputs that are one object become several.
+        differ_if_gathered: the same for inputs as FSDP2 passes them.
+        need_other_modules: modules whose result depends on state that other modules leave behind.
     """
 
     changes: tuple[StateChange, ...] = ()
-    inner: tuple[Inner, ...] = ()
-    sparse: tuple[str, ...] = ()
-    disagree: tuple[str, ...] = ()
+    inner_gradients: tuple[Inner, ...] = ()
+    sparse_tables: tuple[str, ...] = ()
+    mixed_dtypes: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     foreign: tuple[tuple[int, ...], ...] = ()
-    grads: tuple[str, ...] = ()
-    early: tuple[str, ...] = ()
-    late: tuple[tuple[str, str], ...] = ()
+    grad_reads: tuple[str, ...] = ()
+    early_grad_reads: tuple[str, ...] = ()
+    late_reads: tuple[tuple[str, str], ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
     state_dicts: tuple[str, ...] = ()
     borrowed: tuple[tuple[str, str], ...] = ()
-    under: tuple[tuple[str, str], ...] = ()
+    inside_modes: tuple[tuple[str, str], ...] = ()
     evaluated: tuple[StateChange, ...] = ()
     mixed: tuple[str, ...] = ()
     draws: tuple[str, ...] = ()
@@ -327,20 +331,20 @@ class Effects:
     world: tuple[tuple[str, str], ...] = ()
     global_draws: bool = False
     seeds: tuple[str, ...] = ()
-    kept: tuple[MovingAttribute, ...] = ()
+    carried: tuple[MovingAttribute, ...] = ()
     resets: tuple[str, ...] = ()
     mixing: str | None = None
-    untried: int = 0
-    beyond: tuple[tuple[str, int, int], ...] = ()
+    untested_elements: int = 0
+    ids_beyond_tables: tuple[tuple[str, int, int], ...] = ()
     lookups: tuple[EmbeddingLookup, ...] = ()
     clocks: tuple[str, ...] = ()
-    moves: bool = False
-    drifts: tuple[str, ...] = ()
-    sent: tuple[str, ...] = ()
-    contiguous: tuple[str, ...] = ()
-    apart: tuple[str, ...] = ()
-    gathered: tuple[str, ...] = ()
-    alone: tuple[str, ...] = ()
+    eval_changes_state: bool = False
+    eval_state_reads: tuple[str, ...] = ()
+    differ_if_copied: tuple[str, ...] = ()
+    differ_if_contiguous: tuple[str, ...] = ()
+    differ_if_separate: tuple[str, ...] = ()
+    differ_if_gathered: tuple[str, ...] = ()
+    need_other_modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -351,21 +355,22 @@ class Graph:
     around it that always is; ``None`` for a parameter that is never used. ``chains``: units
     (``uncut_modules.units``) that run once, directly one after the other, and feed each other. ``calls``: the
     number of calls of each module that does not run exactly once. ``segments``: the parts of the only node of
-    an untraced model. ``order``: modules in the order in which they begin (True) and end (False). ``looks``:
-    modules whose own code reads tensor values, so that what runs inside of them may differ from rank to rank.
-    ``steers``: the values of the data decide which units run, or in which order. ``overwrites``: modules that
-    change their inputs in place. ``recomputed``: modules around several units that one activation checkpoint
-    recomputes. ``nested``: modules that run inside of themselves. ``inferred``: modules that run in inference
-    mode. ``fills``: modules that change a list or dictionary that is passed to them. ``lazy``: modules that
-    return a generator. ``strided``: modules that read the memory layout of an argument that is not
-    contiguous; ``gapped``: those of them whose argument also has gaps. ``toggles``: parameters whose
-    ``requires_grad`` the forward sets, each with the module that does. ``swapped``: modules that are called
-    with other parameters than their own. ``bypasses``: modules that change the memory of their inputs, also
-    by ``.data``. ``sparse``: modules that are called with a sparse tensor that needs a gradient. ``aliased``:
-    modules whose result shares memory with an input, or with another result, that is changed in place later.
-    ``named``: modules that set an attribute on an input, or whose result is an input on which one is set
-    later. ``opaque``: modules whose result contains an object of the named class, in which FSDP2 finds no
-    tensors. ``detached``: the output requires no gradient.
+    an untraced model. ``order``: modules in the order in which they begin (True) and end (False).
+    ``value_readers``: modules whose own code reads tensor values, so that what runs inside of them may differ
+    from rank to rank. ``data_decides_calls``: the values of the data decide which units run, or in which
+    order. ``overwrites``: modules that change their inputs in place. ``recomputed``: modules around several
+    units that one activation checkpoint recomputes. ``nested``: modules that run inside of themselves.
+    ``inferred``: modules that run in inference mode. ``fills``: modules that change a list or dictionary that
+    is passed to them. ``lazy``: modules that return a generator. ``strided``: modules that read the memory
+    layout of an argument that is not contiguous; ``gapped``: those of them whose argument also has gaps.
+    ``requires_grad_changes``: parameters whose ``requires_grad`` the forward sets, each with the module that
+    does. ``other_parameters``: modules that are called with other parameters than their own.
+    ``memory_writers``: modules that change the memory of their inputs, also by ``.data``. ``sparse``: modules
+    that are called with a sparse tensor that needs a gradient. ``aliased``: modules whose result shares
+    memory with an input, or with another result, that is changed in place later. ``named``: modules that set
+    an attribute on an input, or whose result is an input on which one is set later. ``opaque``: modules whose
+    result contains an object of the named class, in which FSDP2 finds no tensors. ``detached``: the output
+    requires no gradient.
     """
 
     nodes: tuple[Node, ...]
@@ -374,8 +379,8 @@ class Graph:
     calls: tuple[tuple[str, int], ...] = ()
     segments: tuple[Segment, ...] = ()
     order: tuple[tuple[str, bool], ...] = ()
-    looks: tuple[str, ...] = ()
-    steers: bool = False
+    value_readers: tuple[str, ...] = ()
+    data_decides_calls: bool = False
     effects: Effects = Effects()
     overwrites: tuple[str, ...] = ()
     recomputed: tuple[str, ...] = ()
@@ -385,9 +390,9 @@ class Graph:
     lazy: tuple[str, ...] = ()
     strided: tuple[str, ...] = ()
     gapped: tuple[str, ...] = ()
-    toggles: tuple[tuple[str, str], ...] = ()
-    swapped: tuple[str, ...] = ()
-    bypasses: tuple[str, ...] = ()
+    requires_grad_changes: tuple[tuple[str, str], ...] = ()
+    other_parameters: tuple[str, ...] = ()
+    memory_writers: tuple[str, ...] = ()
     sparse: tuple[str, ...] = ()
     aliased: tuple[str, ...] = ()
     named: tuple[str, ...] = ()

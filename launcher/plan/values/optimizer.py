@@ -39,14 +39,15 @@ class OptimizerTraits:
     copies: int = 2
 
 
-def factor(key: str, layout: Layout) -> Layout | None:
+def factor_layout(key: str, layout: Layout) -> Layout | None:
     """Returns the layout of a row or column factor of Adafactor; ``None`` for any other ``key``.
 
     ``layout`` is that of the parameter. A factor is cut as the parameter is, along the dims that it keeps.
 
     >>> from launcher.plan.values.grid import Grid
     >>> matrix = Layout(Grid.of(dp_shard=2, tp=2), (6, 8), (("dp_shard",), ("tp",)))
-    >>> [(one.shape, one.split) for one in (factor("row_var", matrix), factor("col_var", matrix))]
+    >>> factors = [factor_layout(key, matrix) for key in ("row_var", "col_var")]
+    >>> [(one.shape, one.split) for one in factors]
     [((6, 1), (('dp_shard',), ())), ((1, 8), ((), ('tp',)))]
     """
     if key not in ("row_var", "col_var") or len(layout.shape) < 2:

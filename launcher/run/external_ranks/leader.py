@@ -40,7 +40,7 @@ from launcher.runtime.cluster.network import NetworkView, network
 from launcher.runtime.cluster.rendezvous import SAY_S, MessageRefused, await_ranks, open_store, ranks_text
 from launcher.runtime.cluster.world import World, among, connect, no_stop_signal
 from launcher.runtime.faults import Interrupted, Preempted
-from launcher.runtime.processes.hang import failed
+from launcher.runtime.processes.hang import error_to_raise
 from launcher.runtime.signals import STOPS, heard
 from launcher.steps.on_ranks import run_rank_steps
 from launcher.steps.sent_to_ranks import RankSteps
@@ -324,7 +324,7 @@ def _carry_out(
             return ""
 
     def fault(error: BaseException) -> BaseException:
-        return failed(
+        return error_to_raise(
             error, mine, order.folder, where=where, timeout_s=order.timeout_s, network=used, skip=__file__
         )
 

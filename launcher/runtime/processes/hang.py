@@ -131,7 +131,7 @@ HostAndPid = Callable[[int], str]
 """The host and process id of a rank, as ``host 123``; empty if unknown."""
 
 
-def failed(
+def error_to_raise(
     error: BaseException,
     world: World,
     folder: Path,

@@ -27,7 +27,7 @@ from launcher.parallel.trace.tensor_specs import spec
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.resolve.checkpoint import AVERAGE, STREAM
 from launcher.plan.values.layout import Layout
-from launcher.plan.values.optimizer import factor
+from launcher.plan.values.optimizer import factor_layout
 from launcher.runtime import device as devices
 from launcher.runtime.cluster.messages import all_gather
 from launcher.runtime.training import module_state
@@ -104,7 +104,7 @@ def _laid_out(s: Session, param: Layout, key: str, shape: tuple[int, ...] | None
 
     ``shape`` as in ``described``.
     """
-    own = factor(key, param) if s.plan.observed.optimizer is None else None
+    own = factor_layout(key, param) if s.plan.observed.optimizer is None else None
     if own is not None or shape is None:
         return own or param
     assert not (shape and param.axes), f"{key}: the plan refuses states of shape {shape} for sharded tensors"

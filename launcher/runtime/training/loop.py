@@ -124,7 +124,7 @@ def _validation(s: Session, loop: Loop) -> bool:
     validate(s, loop.eval_batches)
     _call(s, "on_eval", {name: v for name, v in s.results.items() if name.startswith("val_")})
     if loop.early_stop is not None:
-        monitored_metrics.wait(s, loop.early_stop)
+        monitored_metrics.count_validation(s, loop.early_stop)
     return loop.best is not None and monitored_metrics.is_best(s, loop.best)
 
 

@@ -43,7 +43,7 @@ def extra_state_text(model: ParallelModel) -> str:
     )
 
 
-def gathered(model: ParallelModel) -> dict[str, Any] | None:
+def gather_extra_states(model: ParallelModel) -> dict[str, Any] | None:
     """Returns the extra states of all ranks; every rank calls it. ``None`` if no module has any."""
     every = all_gather(extra_state_text(model), str)
     texts = [*dict.fromkeys(every)]

@@ -53,7 +53,7 @@ def value(s: Session, watched: Watched) -> float:
     return number
 
 
-def wait(s: Session, watched: Watched) -> None:
+def count_validation(s: Session, watched: Watched) -> None:
     """Counts the validations since the metric was best."""
     new, (kept, waited) = value(s, watched), STOP
     if watched.better(new, s.results.get(kept)):

@@ -240,7 +240,7 @@ def _snapshot(s: Session, keep: int | None, saver: Saver | None) -> Snapshot:
         "results": dict(s.results),
         "loss_scale": [s.scaling.factor, s.scaling.good],
         "skipped": s.scaling.skipped,
-        "modules": module_state.gathered(s.model),
+        "modules": module_state.gather_extra_states(s.model),
         "loaded": s.loaded,
         "stream": s.feed.stream.place() if s.feed.stream is not None and s.world.rank == 0 else None,
     }

@@ -25,8 +25,8 @@ def row(text: str, stage: int) -> Row:
 
 
 def of(text: str, load: StageLoad, level: int = 1, copied: int = 0, stage: int = 0, early: bool = False) -> MemoryInUse:
-    habits = FsdpPolicy(again=level == 3, each=level > 1, early=early, copied=copied)
-    return fullest(row(text, stage), {stage: load}, habits)
+    policy = FsdpPolicy(regathers=level == 3, reduces_each_backward=level > 1, scatters_early=early, copied=copied)
+    return fullest(row(text, stage), {stage: load}, policy)
 
 
 def test_one_micro_batch_is_fullest_where_the_loss_goes_backward() -> None:
