@@ -30,18 +30,20 @@ def test_every_long_test_is_there() -> None:
 def test_a_case_stays_where_one_is_quick() -> None:
     log = [
         "9.00s call     tests/a.py::test_alone",
-        "4.00s call     tests/a.py::test_short",
+        "2.90s call     tests/a.py::test_short",
         "30.00s setup    tests/a.py::test_of_something",
         "1.20s call     tests/b.py::test_cases[one]",
         "1.00s call     tests/b.py::test_cases[two - it has :: and [brackets]]",
         "6.00s setup    tests/b.py::test_made_together[1]",
         "5.00s call     tests/b.py::test_made_together[1]",
         "0.10s call     tests/b.py::test_made_together[2]",
+        "9.00s call     tests/test_parity.py::test_always[1]",
+        "9.00s call     tests/test_parity.py::test_always[2]",
         "90.00s call     launcher/a.py::launcher.a.f",
     ]
     assert list(slow(log)) == [
         "tests/a.py::test_alone", "tests/a.py::test_of_something", "tests/b.py::test_cases[...]",
-        "tests/b.py::test_made_together",
+        "tests/b.py::test_made_together", "tests/test_parity.py::test_always[...]",
     ]  # fmt: skip
 
 
