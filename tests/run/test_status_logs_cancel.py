@@ -16,7 +16,7 @@ from launcher.__main__ import OF_A_RUN, main
 from launcher.checkpoint.store import point
 from launcher.job.compose import compose
 from launcher.run.run import run_job
-from launcher.runtime.run_folder import locked, write_status
+from launcher.runtime.run_folder import locked, running_launcher, write_status
 from tests.run.launching import TINY, child, reached, run, say, shape, started, until
 
 
@@ -77,6 +77,7 @@ def test_the_newest_checkpoint_is_complete_and_that_of_the_last_training(
 
 
 def test_a_run_that_nobody_holds_was_killed(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert running_launcher(done, patience_s=60) is None  # its ranks end after it
     say(done, status="running")
     try:
         _, said = answer(["status", str(done)], capsys)
