@@ -128,7 +128,8 @@ OPEN = {
         "write",
     },
     "launcher.parallel": {
-        "broadcast", "byte_collectives", "compile", "digests", "grad_norm", "half_precision", "local_tensors", "mesh",
+        "broadcast", "byte_collectives", "compile", "compile_times", "digests", "grad_norm", "graph_breaks",
+        "half_precision", "local_tensors", "mesh",
         "output_share", "parallel_model", "recompute", "sequence_chunks", "split_backward", "stages",
         "forward_comparison",
     },

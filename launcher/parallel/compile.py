@@ -1,14 +1,11 @@
-"""Compiles modules with torch.compile, and reports compile times and graph breaks."""
+"""Compiles modules with torch.compile."""
 
 from __future__ import annotations
 
 import logging
-import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +15,16 @@ from torch.utils.checkpoint import checkpoint
 
 from launcher.errors import RunError
 from launcher.parallel import selective_recompute
+from launcher.parallel.compile_times import CompileTimes
 from launcher.parallel.recompute import RecomputedForward
 from launcher.parallel.selective_recompute import SENT
 from launcher.parallel.stages import StagePart
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.plan.cut.stages import covers
 from launcher.plan.values.compilation import STAGE, Compilation
-from launcher.plan.values.text import many
 
 if TYPE_CHECKING:
-    from torch._dynamo.callback import CallbackArgs
+    pass
 
 LOSS = "the loss"
 _log = logging.getLogger(__name__)
@@ -222,108 +219,3 @@ def cause(error: BaseException) -> str:
     """Returns the first line of the message, and the next one if the first ends in a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
-
-
-class CompileTimes:
-    """The compile time of each module of a model, in seconds; ``graphs`` has its number of graphs.
-
-    torch has one list of callbacks per process. If a process has several models, each counts only the
-    compilations of its own modules, their backwards included.
-    """
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.graphs: dict[str, int] = {}
-        self.called: set[str] = set()
-        self._running: str | None = None
-        self._owners: dict[str, str] = {}
-        self._began = 0.0
-        from torch._dynamo.callback import callback_handler  # takes half a second
-
-        callback_handler.register_start_callback(self._start)
-        callback_handler.register_end_callback(self._end)
-
-    @contextmanager
-    def of(self, module: str) -> Iterator[None]:
-        """Attributes compilations to ``module`` while it is called."""
-        self.called.add(module)
-        around, self._running = self._running, module
-        try:
-            yield
-        finally:
-            self._running = around
-
-    def _start(self, compilation: CallbackArgs) -> None:
-        if self._running is not None:
-            self._owners[compilation.compile_id] = self._running
-        self._began = time.perf_counter()
-
-    def _end(self, compilation: CallbackArgs) -> None:
-        module = self._owners.get(compilation.compile_id)
-        if module is None:
-            return
-        seconds = time.perf_counter() - self._began
-        self.seconds[module] = self.seconds.get(module, 0.0) + seconds
-        if compilation.callback_trigger.name == "DYNAMO":
-            self.graphs[module] = self.graphs.get(module, 0) + 1
-        _log.debug("compiled %s in %.2f s (%s)", module, seconds, compilation.callback_trigger.name.lower())
-
-    def summary(self) -> str:
-        """Returns a line on all compilations so far."""
-        each = ", ".join(f"{module or 'the stage'} {n:.1f} s" for module, n in self.seconds.items())
-        text = f"{many(sum(self.graphs.values()), 'graph')} in {sum(self.seconds.values()):.1f} s"
-        alike = len(self.called - self.seconds.keys())
-        shared = f"; shared by {many(alike, 'more module')}" if alike else ""
-        return f"{text}{each and f': {each}'}{shared}"
-
-
-def graph_breaks(
-    model: nn.Module, plan: Compilation, modules: Iterable[str], inputs: Sequence[torch.Tensor], tp: int
-) -> dict[str, str]:
-    """Returns those of ``modules`` that torch cannot compile to one graph for ``inputs``, with the reasons.
-
-    Operators are split over ``tp`` ranks. ``model`` must not be used afterwards.
-    """
-    from torch import _dynamo as dynamo
-
-    tried = {name: _Tried(traceable(model.get_submodule(name)), plan) for name in modules}
-    for name, forward in tried.items():
-        vars(model.get_submodule(name))["forward"] = forward
-
-    # torch's warnings from tracing are not for the user
-    with dynamo.config.patch(**tracing(len(tried), tp)), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            with torch.device("meta"):  # also for tensors that the forward creates
-                model(*inputs)
-        except Exception as error:
-            # the forward may need real tensors, or a mode: the first step will show it
-            _log.debug("graph breaks are not known before the first step: %s", error)
-    dynamo.reset()
-    return {name: forward.why for name, forward in tried.items() if forward.why}
-
-
-@dataclass
-class _Tried:
-    """A forward whose first call is traced; ``why`` is the reason if it does not become one graph."""
-
-    plain: Callable[..., Any]
-    plan: Compilation
-    why: str = field(default="", init=False)
-    called: bool = field(default=False, init=False)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from torch._dynamo.exc import TorchDynamoException
-
-        if self.called:
-            return self.plain(*args, **kwargs)
-        self.called = True
-        if torch._C._are_functorch_transforms_active():
-            self.why = "a transform of torch.func (vmap, grad) calls it"
-            return self.plain(*args, **kwargs)
-        traced = torch.compile(self.plain, backend="eager", fullgraph=True, dynamic=self.plan.dynamic)
-        try:
-            return traced(*args, **kwargs)
-        except TorchDynamoException as error:
-            self.why = cause(error)
-        return self.plain(*args, **kwargs)

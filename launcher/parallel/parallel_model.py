@@ -39,7 +39,7 @@ from launcher.plan.values.optimizer import ParamGroup
 from launcher.plan.values.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
-    from launcher.parallel.compile import CompileTimes
+    from launcher.parallel.compile_times import CompileTimes
 
 
 @dataclass(frozen=True)

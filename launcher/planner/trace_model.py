@@ -203,8 +203,8 @@ def breaks(
 
     For compiled stages, this includes breaks between their modules.
     """
-    from launcher.parallel.compile import graph_breaks
     from launcher.parallel.dispatch.modes import default_dtype
+    from launcher.parallel.graph_breaks import graph_breaks
     from launcher.parallel.model_state.references import leaving, unmarked
     from launcher.parallel.trace import model_facts
 

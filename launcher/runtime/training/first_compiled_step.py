@@ -14,7 +14,7 @@ from launcher.runtime.torch_private.selftest import COMPILING, verify
 from launcher.runtime.training.compile_cache import keep_compiled
 
 if TYPE_CHECKING:
-    from launcher.parallel.compile import CompileTimes
+    from launcher.parallel.compile_times import CompileTimes
 
 _log = logging.getLogger(__name__)
 
