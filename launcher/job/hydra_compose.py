@@ -28,10 +28,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
 from launcher.job.config_folders import ConfigFiles, short
-from launcher.job.cures.corrected_override import choice
 from launcher.job.cures.options_of_other_programs import no_option
 from launcher.job.merge import CHOSEN, RESOLVER, WordsOfFiles
 from launcher.job.overrides import LISTS, hydra_hint, quoted, written
+from launcher.job.schema.did_you_mean import unknown_choice
 from launcher.job.schema.redact import text as redacted
 from launcher.job.yaml_limits import Hostile, check, load
 
@@ -412,7 +412,7 @@ def _conflict(text: str, configs: ConfigFiles, choices: Sequence[str]) -> Proble
         if group in configs.groups():
             text = f"a recipe chooses options of the whole run; write override /{group} in its defaults"
             return _relative_choice(group, "", configs, choices) or Problem(group, text)
-        return Problem(group, f"there is no such group{choice(group, configs.groups(), 'groups')}")
+        return Problem(group, f"there is no such group{unknown_choice(group, configs.groups(), 'groups')}")
 
     # everything else in Hydra's words, with the path of the file
     text = text.partition(" full_key:")[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import Problem
-from launcher.job.cures import corrected_override, keys_of_other_programs
+from launcher.job.cures import corrected_key, keys_of_other_programs
 from launcher.job.overrides import parsable, rewritten, shell, written
 from launcher.job.schema import keys
 from launcher.job.schema.redact import text as redacted
@@ -41,7 +41,7 @@ class KnownNames:
             return name
         if not re.fullmatch(r"[a-z_][\w.]*", name):
             return None
-        return corrected_override.key(name.split("."), _first_unknown(name), {})
+        return corrected_key.key(name.split("."), _first_unknown(name), {})
 
 
 def _keys() -> frozenset[str]:

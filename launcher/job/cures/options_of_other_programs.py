@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from launcher.errors import Problem
-from launcher.job.cures.corrected_override import choice
 from launcher.job.cures.keys_of_other_programs import own_class
 from launcher.job.overrides import shell
-from launcher.job.schema.did_you_mean import nearest
+from launcher.job.schema.did_you_mean import nearest, unknown_choice
 
 _MODELS = (
     "bert", "bloom", "deepseek", "deepseek_v3", "falcon", "gemma", "gemma2", "gemma3", "gpt", "gpt2",
@@ -143,7 +142,7 @@ def no_option(group: str, option: str, options: Sequence[str]) -> Problem:
         if group == "steps" and (step := NAMES.get(option)):
             fixed = shell(f"steps=[{step}]")
         return Problem(group, f"unknown {word} {option!r}: {why} ({title}: {', '.join(options)})", fixed)
-    text = f"unknown {word} {option!r}{choice(option, options, title)}"
+    text = f"unknown {word} {option!r}{unknown_choice(option, options, title)}"
     hint = nearest(option, options)
     if hint is None:
         return Problem(group, text)

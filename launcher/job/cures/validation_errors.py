@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from launcher.errors import Problem
 from launcher.job import intended_value
 from launcher.job.config_folders import ConfigFiles
-from launcher.job.cures import corrected_override, keys_of_other_programs
+from launcher.job.cures import corrected_key, corrected_value, keys_of_other_programs
 from launcher.job.cures.keeps_meaning import settings
 from launcher.job.cures.keys_of_other_programs import NOT_NEGATED
 from launcher.job.cures.options_of_other_programs import of_other_programs
@@ -25,7 +25,7 @@ from launcher.job.overrides import OPERATORS, nameable, paste, shell, written
 from launcher.job.schema import keys
 from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.components import Metric
-from launcher.job.schema.did_you_mean import did_you_mean, nearest
+from launcher.job.schema.did_you_mean import did_you_mean, nearest, unknown_choice
 from launcher.job.schema.job import Job
 from launcher.job.schema.python_errors import reason
 from launcher.job.schema.redact import HIDDEN, addresses, hidden, secret, values
@@ -137,7 +137,7 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
     origin = origins.of(key)
     if not nameable(key):  # no override can name it, so none can delete it
         return Problem(key, f"unknown key{_blank_missing(parts[-1]) or _valid_here(parts, bad, data)}")
-    right = corrected_override.key(parts, bad, data)
+    right = corrected_key.key(parts, bad, data)
     drop = "" if origin and origin.typed else shell(f"~{key}")
     if right is None:
         ours = origin is not None and origin.shipped  # set by a recipe for another option
@@ -147,8 +147,8 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
     text = f"unknown key{did_you_mean(right)}"
     if hidden(key, value):
         return Problem(key, text)
-    negated = corrected_override.NEGATED.match(parts[-1]) and parts[-1] not in NOT_NEGATED
-    if negated and not corrected_override.NEGATED.match(right.rpartition(".")[2]):
+    negated = corrected_key.NEGATED.match(parts[-1]) and parts[-1] not in NOT_NEGATED
+    if negated and not corrected_key.NEGATED.match(right.rpartition(".")[2]):
         if not isinstance(value, bool):
             return Problem(key, text)
         value = not value  # disable_x=true means x=false
@@ -210,7 +210,7 @@ def _moved(key: str, value: Any, data: Mapping[str, Any]) -> str:
     note = schema_keys.at(parts, data)
     if isinstance(value, Mapping) or schema_keys.accepts(note, value):
         return paste(key, value)
-    return corrected_override.value(parts, value, data) or paste(key, value)
+    return corrected_value.value(parts, value, data) or paste(key, value)
 
 
 def _spot(loc: Sequence[int | str], data: Any, kind: str) -> Spot:
@@ -261,7 +261,7 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
     if kind == "model_type" and (needed := _required(spot.parts, data)):
         why += f"; it needs {', '.join(needed)}"
     if not spot.items:
-        cure = corrected_override.value(spot.parts, bad, data)
+        cure = corrected_value.value(spot.parts, bad, data)
         if f"{key}_file=" in cure:
             why += f"; {key}_file names a file"
         return Problem(key, f"{shown(bad, key)}: {why}", cure)
@@ -269,7 +269,7 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
     at = "".join(f"[{i}]" for i in spot.items)
     item = "" if kind == "missing" else f" = {shown(bad, key)}"
     text = f"{shown(listed, key)}: item {at}{item} {why}"
-    return Problem(key, text, corrected_override.value(spot.parts, listed, data))
+    return Problem(key, text, corrected_value.value(spot.parts, listed, data))
 
 
 def _option(key: str, name: str, origins: Origins) -> Problem:
@@ -300,7 +300,7 @@ def _listed(spot: Spot, detail: ErrorDetails, origins: Origins) -> Problem:
     tag = bad.get("name") if isinstance(bad, Mapping) else bad
     if not isinstance(tag, str):
         return Problem(key, f"{at} needs a name (metrics: {', '.join(tags)})")
-    text = f"{at}: unknown metric {tag!r}{corrected_override.choice(tag, tags, 'metrics')}"
+    text = f"{at}: unknown metric {tag!r}{unknown_choice(tag, tags, 'metrics')}"
     hint = nearest(tag, tags)
     if hint is None or not isinstance(listed, list):
         return Problem(key, text)
@@ -318,7 +318,7 @@ def _choice(
     reasons = [_reason(d, ()).removeprefix("should be ") for d in details if d["type"] != "literal_error"]
     hint = intended_value.word_of(bad, words) if isinstance(bad, str) else None
     text = f"{shown(bad, key)}: should be {' or '.join([*words, *reasons])}{did_you_mean(hint)}"
-    return Problem(key, text, corrected_override.value(parts, bad, data))
+    return Problem(key, text, corrected_value.value(parts, bad, data))
 
 
 def _reason(detail: ErrorDetails, words: Sequence[str]) -> str:
@@ -364,7 +364,7 @@ def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins
         why, fixed = known
         text = f"unknown {KINDS[section]} {tag!r}: {why} ({title}: {', '.join(tags)})"
         return Problem(key, text, fixed.replace(f"{section}=", f"{key}=", 1))
-    text = f"unknown {KINDS[section]} {tag!r}{corrected_override.choice(tag, tags, title)}"
+    text = f"unknown {KINDS[section]} {tag!r}{unknown_choice(tag, tags, title)}"
     hint = nearest(tag, tags)
     if hint is None:
         return Problem(key, text)
@@ -396,10 +396,10 @@ def _value_error(spot: Spot, message: str, bad: Any, *, data: Mapping[str, Any],
     if advice:
         return Problem(key, text, advice[1])
     if named:
-        return Problem(key, text, corrected_override.value(tuple(key.split(".")), origins.value(key), data))
+        return Problem(key, text, corrected_value.value(tuple(key.split(".")), origins.value(key), data))
     if isinstance(bad, Mapping):
-        return Problem(key, text, corrected_override.group(spot.parts, bad, data))
-    return Problem(key, text, corrected_override.value(spot.parts, bad, data))
+        return Problem(key, text, corrected_value.group(spot.parts, bad, data))
+    return Problem(key, text, corrected_value.value(spot.parts, bad, data))
 
 
 def placeholder(key: str, origins: Origins, which: int) -> str | None:

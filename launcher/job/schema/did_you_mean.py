@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from difflib import SequenceMatcher, get_close_matches
 from functools import partial
 
@@ -89,6 +89,11 @@ def did_you_mean(name: str | None, *, joint: str = ", ", shown: Callable[[str], 
     "unknown key, did you mean 'steps'?"
     """
     return f"{joint}did you mean {shown(name)}?" if name else ""
+
+
+def unknown_choice(word: object, names: Sequence[str], title: str) -> str:
+    """Returns the end of a message about an unknown ``word``: the most similar name, and all names."""
+    return f"{did_you_mean(nearest(word, names))} ({title}: {', '.join(names)})"
 
 
 def _ratio(a: str, b: str) -> float:
