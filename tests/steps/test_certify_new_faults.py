@@ -369,7 +369,7 @@ NEW: dict[str, Fault] = {
     ),
     "a learning rate one step early after a load": (
         early_after_a_load, TWO, of("Net", schedule={"name": "linear", "warmup_steps": 0}),
-        r"step 4: the learning rate: \S+ from one process",
+        r"step 4: the learning rate: error \S+ against one process",
     ),
     "a checkpoint of fewer bits": (
         rounded_at_a_save, SHARDED, of("Net"), r"step 3: what was loaded of \S+: error \d\.\de-03 against one process",
