@@ -396,7 +396,7 @@ def _followed(
     with kept[0], kept[1], try_samples(job, model, specs) as finished:
         if compute != dtype:
             cast_weights(model.module, compute)
-        with leaving(model.module):
+        with leaving(model.module, restores=uncut is None):
             return finished(follow(job, request, model, uncut=uncut, specs=specs))
 
 

@@ -140,14 +140,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "Global",
-        {},
-        (
-            "model: the forward stores tensors in tests.parallel.reference_nets.TABLES, where ranks would find "
-            "the plan's tensors without values; make them buffers, or compute them each time"
-        ),
-    ),
-    (
-        "Global",
         {"early": True},
         (
             "model: the forward uses a tensor of shape (6,) that is neither a parameter "
