@@ -124,7 +124,7 @@ def _shown(owner: Any) -> str:
 def _of_library(owner: Any) -> bool:
     """Returns true for a library's module, class, function or object that can have further attributes.
 
-    The module that runs as the main program counts as a library's, because the model's files do not define it.
+    The main program counts as one too, because it is not among the model's files.
     """
     if isinstance(owner, ModuleType):
         return library(owner.__name__) or owner.__name__ == MAIN

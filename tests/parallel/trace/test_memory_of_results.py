@@ -36,7 +36,7 @@ OPAQUE = (
 )
 LEFT = (
     "model: b: its forward returns no tensor that needs a gradient, but leaves one elsewhere, such as in an attribute. "
-    "FSDP2 does not find it, so level3 would not gather the weights again for it; return a tuple, list or dictionary "
+    "FSDP2 does not find the tensors in it, so level3 would not gather the weights again for them; return a tuple, list or dictionary "
     "of tensors, or keep the weights gathered (try: parallel.hsdp.optimizer_level=level2)"
 )
 SPARSE = (
