@@ -111,6 +111,18 @@ class Generators(Maker):
         nn.init.normal_(self.b, generator=g)
 
 
+class KeepsGenerators(Maker):
+    """Draws from generators that it keeps, two of which are seeded alike, and one like the run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (torch.Generator().manual_seed(3) for _ in range(2))
+        self.third, self.unused = (torch.Generator().manual_seed(0) for _ in range(2))
+        self.a, self.b = torch.randn(20, 30, generator=self.first), torch.randn(7, generator=self.second)
+        self.register_buffer("c", torch.randn(4, generator=self.first))
+        self.register_buffer("d", torch.rand(5, generator=self.third))
+
+
 class FromNumpy(Maker):
     """Values that numpy made."""
 

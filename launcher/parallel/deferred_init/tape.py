@@ -326,8 +326,22 @@ class Tape(Dispatch):
             self._known(t)
             if key(t) not in self.log.touched and key(t) not in self.off:
                 self.fail(f"takes {name} from somewhere else")
+        self._advance_generators(model)
         if any(constant.sum != constant.checksum() for lent in self._lent.values() for constant in lent):
             self.fail("changes an array after a tensor was made of it")
+
+    def _advance_generators(self, model: nn.Module) -> None:
+        """Gives the generators of the model's modules the states that they have after the draws themselves.
+
+        A forward may go on drawing from them.
+        """
+        values = [v for m in model.modules() for v in vars(m).values() if isinstance(v, torch.Generator)]
+        for generator in values:
+            draw = self._streams.next_of(generator)
+            if draw is not None and draw.root is not None:
+                with torch.random.fork_rng(devices=[]), self.paused():
+                    start(self.log, draw, self.seed)
+                    generator.set_state(torch.default_generator.get_state())
 
 
 class PlainDraws(Tape):
