@@ -82,6 +82,54 @@ class Restarts(nn.Module):
         return out
 
 
+class Settings:
+    """An object that several modules have."""
+
+    def __init__(self) -> None:
+        self.phase = "warm"
+
+
+FLAGS: set[str] = set()
+
+
+class Announces(nn.Linear):
+    """Sets a flag for other modules at call ``at``: in a global set, or in the settings that all have."""
+
+    def __init__(self, settings: Settings, way: str, at: int) -> None:
+        super().__init__(6, 6)
+        self.settings, self.way, self.at, self.calls = settings, way, at, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == self.at and self.way == "variable":
+            FLAGS.add("main")
+        elif self.calls == self.at:
+            self.settings.phase = "main"
+        return super().forward(x)
+
+
+class Obeys(nn.Linear):
+    """Doubles its result once the flag is set."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(6, 3)
+        self.settings = settings
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2 if FLAGS or self.settings.phase == "main" else 1)
+
+
+class Flags(nn.Module):
+    def __init__(self, way: str, at: int) -> None:
+        super().__init__()
+        settings = Settings()
+        self.a, self.b, self.head = nn.Linear(6, 6), Announces(settings, way, at), Obeys(settings)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.b(self.a(x)))
+        return out
+
+
 class Changes(nn.Module):
     def __init__(self, change: str, at: int) -> None:
         super().__init__()

@@ -36,8 +36,8 @@ OPAQUE = (
 )
 LEFT = (
     "model: b: its forward returns no tensor that needs a gradient, but leaves one elsewhere, such as in an attribute. "
-    "FSDP2 does not find the tensors in it, so level3 would not gather the weights again for them; return a tuple, list or dictionary "
-    "of tensors, or keep the weights gathered (try: parallel.hsdp.optimizer_level=level2)"
+    "FSDP2 does not find the tensors in it, so level3 would not gather the weights again for them; return a tuple, "
+    "list or dictionary of tensors, or keep the weights gathered (try: parallel.hsdp.optimizer_level=level2)"
 )
 SPARSE = (
     "model: c: called with a sparse tensor that needs a gradient, which FSDP2 cannot pass to modules with sharded "
