@@ -11,7 +11,6 @@ import importlib
 import importlib.util
 import itertools
 import operator
-import os
 import random
 import sys
 import warnings
@@ -263,7 +262,7 @@ def variables_named(names: Iterable[str], read: frozenset[str]) -> Callable[[], 
             yield from ((f"{name} of {at}", cell.cell_contents) for name, cell in cells(f))
             yield f"the defaults of {at}", [f.__defaults__, f.__kwdefaults__]
         if read & ENVIRONMENT:
-            yield "the environment", dict(os.environ)
+            yield from process_state()
 
     return now
 
