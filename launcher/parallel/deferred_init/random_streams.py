@@ -88,6 +88,11 @@ class Streams:
         self._next[_address(generator), _print(generator)] = self._any[_print(generator)] = after
         return draw
 
+    @property
+    def has_own(self) -> bool:
+        """True if a draw was not from torch's default generator."""
+        return any(_address(g) != _address(torch.default_generator) for g in self._kept)
+
     def next_of(self, generator: torch.Generator) -> Draw | None:
         """Returns the next draw from ``generator``; ``None`` if no draw has led to its state."""
         return self._next.get((_address(generator), _print(generator)))

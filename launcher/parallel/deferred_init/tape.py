@@ -15,6 +15,7 @@ from torch import nn
 from launcher.parallel.deferred_init.random_streams import Draw, Streams
 from launcher.parallel.deferred_init.replay import NotReplayable, Op, OpLog, key, replay, start, tensors
 from launcher.parallel.dispatch.modes import Dispatch, tree_leaves, tree_map_only
+from launcher.parallel.model_state.module_globals import files_of, named_variables
 from launcher.plan.values.model_graph import ForeignMemory
 
 aten = torch.ops.aten
@@ -331,12 +332,15 @@ class Tape(Dispatch):
             self.fail("changes an array after a tensor was made of it")
 
     def _advance_generators(self, model: nn.Module) -> None:
-        """Gives the generators of the model's modules the states that they have after the draws themselves.
+        """Gives generators of the model and its files the states that they have after the draws themselves.
 
         A forward may go on drawing from them.
         """
-        values = [v for m in model.modules() for v in vars(m).values() if isinstance(v, torch.Generator)]
-        for generator in values:
+        if not self._streams.has_own:
+            return
+        values = [v for m in model.modules() for v in vars(m).values()]
+        values += [v for _, v in named_variables(files_of(model))]
+        for generator in (v for v in values if isinstance(v, torch.Generator)):
             draw = self._streams.next_of(generator)
             if draw is not None and draw.root is not None:
                 with torch.random.fork_rng(devices=[]), self.paused():

@@ -85,11 +85,17 @@ def steps_of_shared_state(
     if not others or not ours:
         return None
 
-    # variables that the code of other stages names
+    # variables that the code of other stages names, without the classes that a constructor makes modules of
+    kinds = {k for m in others for k in type(m).__mro__}
+
+    def left_out(value: Any) -> bool:
+        return isinstance(value, type) and issubclass(value, nn.Module) and value not in kinds
+
     starts: list[Any] = [type(m) for m in others]
     starts += [v for m in others for name, v in vars(m).items() if name not in TORCH_ATTRIBUTES]
-    code = (f for f in reachable(starts, library) if isinstance(f, FunctionType) and f.__name__ != "__init__")
-    variables = variables_named(files_of(*ours), names_read(code))
+    code = (f for f in reachable(starts, library, left_out) if isinstance(f, FunctionType))
+    read = names_read(f for f in code if f.__name__ != "__init__")
+    variables = variables_named(files_of(*ours), read)
 
     # objects that attributes of modules on both sides lead to
     theirs = _objects(others)
