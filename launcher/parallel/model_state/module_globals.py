@@ -36,6 +36,7 @@ from launcher.parallel.model_state.python_state import (
     BYTES,
     INSTALLED,
     LIBRARIES,
+    PLAIN,
     TEXTS,
     PythonState,
     builtin,
@@ -249,7 +250,7 @@ def variables_named(names: Iterable[str], read: frozenset[str]) -> Callable[[], 
     here = _walk(names)
     owners = {id(owner) for _, owner in here.owners}
     elsewhere = [(at, owner, key) for at, owner, key, _ in here.state() if id(owner) not in owners]
-    functions = [(at, f) for at, f in here.functions if f.__defaults__ or f.__kwdefaults__ or f.__closure__]
+    functions = [(at, f) for at, f in here.functions if f.__name__ != "__init__" and _keeps_state(f)]
 
     def now() -> Iterator[tuple[str, Any]]:
         for at, owner in here.owners:
@@ -265,6 +266,12 @@ def variables_named(names: Iterable[str], read: frozenset[str]) -> Callable[[], 
             yield from process_state()
 
     return now
+
+
+def _keeps_state(f: FunctionType) -> bool:
+    """Returns true if a function has variables, or defaults that can change in place."""
+    defaults = (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values())
+    return bool(cells(f)) or not all(isinstance(v, PLAIN) for v in defaults)
 
 
 def names_read_later(names: Iterable[str]) -> frozenset[str]:
