@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -19,8 +20,9 @@ from launcher.parallel import selective_recompute
 from launcher.parallel.cost.saved_hooks import AGAIN, KEEPING, PLAIN, Sent
 from launcher.parallel.dispatch.containers import filled
 from launcher.parallel.dispatch.modes import tree_leaves
-from launcher.parallel.model_state.module_globals import files_of, variables
-from launcher.parallel.model_state.python_state import PythonState, changed, snapshot, untouched
+from launcher.parallel.model_state.module_globals import files_of, variables, variables_named
+from launcher.parallel.model_state.python_state import PythonState, changed, library, snapshot, untouched
+from launcher.parallel.model_state.shared_state import lost, names_read_by
 from launcher.parallel.selective_recompute import RecomputedCalls, ReportKeptResults
 from launcher.parallel.sequence import Carry
 from launcher.parallel.tensor_parallel.collectives import Axis, CollectiveResults
@@ -109,6 +111,23 @@ class RecomputedForward:
         """Returns the module's state in Python, and the state of its source files and of the process."""
         return snapshot(self.module), variables(files_of(self.module))
 
+    def state_read(self) -> tuple[PythonState, ...]:
+        """Returns the state that the module's code can read: its attributes, and variables that it names.
+
+        Code of libraries reads no such state.
+        """
+        if self._variables is None:
+            return ()
+        around = PythonState()
+        for name, value in self._variables():
+            around.enter(name, value)
+        return snapshot(self.module), around
+
+    @cached_property
+    def _variables(self) -> Callable[[], Iterator[tuple[str, Any]]] | None:
+        own = [m for m in self.module.modules() if not library(type(m).__module__)]
+        return variables_named(files_of(*own), names_read_by(own)) if own else None
+
     def not_recomputable(self, why: str) -> RequestError:
         """Returns the error that the module cannot be recomputed."""
         return NotRecomputable(self.recomputed.module, why)
@@ -140,6 +159,7 @@ class _Region:
         self.versions = _versions(self.inputs)
         self.changed = filled(arguments, objects=True)
         self.streams = _streams()
+        self.state = of.state_read()
         self.first = True
         self.error: Exception | None = None
 
@@ -223,6 +243,11 @@ class _Region:
             raise self.of.not_recomputable(
                 "one of its arguments (a list, dictionary or dataclass) was changed after its forward"
             )
+        top = f"{self.of.recomputed.module}."
+        for was, now, prefix in zip(self.state, self.of.state_read(), (top, ""), strict=False):
+            if places := lost(was, now):
+                why = f"{prefix}{places[0]} was changed after its forward, which may read it"
+                raise self.of.not_recomputable(why)
 
         # rewind the kept results, and return to this piece of the sequence
         if self.results is not None:

@@ -111,8 +111,8 @@ class Announces(nn.Linear):
 class Obeys(nn.Linear):
     """Doubles its result once the flag is set."""
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(6, 3)
+    def __init__(self, settings: Settings, width: int = 3) -> None:
+        super().__init__(6, width)
         self.settings = settings
 
     def forward(self, x: Tensor) -> Tensor:
@@ -124,6 +124,19 @@ class Flags(nn.Module):
         super().__init__()
         settings = Settings()
         self.a, self.b, self.head = nn.Linear(6, 6), Announces(settings, way, at), Obeys(settings)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.b(self.a(x)))
+        return out
+
+
+class FlagsAfter(nn.Module):
+    """The flag is set after a module has read it, and before its backward."""
+
+    def __init__(self, way: str, at: int) -> None:
+        super().__init__()
+        settings = Settings()
+        self.a, self.b, self.head = Obeys(settings, 6), Announces(settings, way, at), nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.b(self.a(x)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -121,6 +122,19 @@ class KeepsGenerators(Maker):
         self.a, self.b = torch.randn(20, 30, generator=self.first), torch.randn(7, generator=self.second)
         self.register_buffer("c", torch.randn(4, generator=self.first))
         self.register_buffer("d", torch.rand(5, generator=self.third))
+
+
+class OwnApply(Maker):
+    """Counts the calls of ``_apply``, and has a layer of torch with its own one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.lstm, self.calls = nn.Linear(3, 4), nn.LSTM(3, 4), 0
+
+    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
+        super()._apply(fn, recurse)
+        self.calls += 1
+        return self
 
 
 class FromNumpy(Maker):

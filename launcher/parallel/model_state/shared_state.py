@@ -85,17 +85,8 @@ def steps_of_shared_state(
     if not others or not ours:
         return None
 
-    # variables that the code of other stages names, without the classes that a constructor makes modules of
-    kinds = {k for m in others for k in type(m).__mro__}
-
-    def left_out(value: Any) -> bool:
-        return isinstance(value, type) and issubclass(value, nn.Module) and value not in kinds
-
-    starts: list[Any] = [type(m) for m in others]
-    starts += [v for m in others for name, v in vars(m).items() if name not in TORCH_ATTRIBUTES]
-    code = (f for f in reachable(starts, library, left_out) if isinstance(f, FunctionType))
-    read = names_read(f for f in code if f.__name__ != "__init__")
-    variables = variables_named(files_of(*ours), read)
+    # variables that the code of other stages names
+    variables = variables_named(files_of(*ours), names_read_by(others))
 
     # objects that attributes of modules on both sides lead to
     theirs = _objects(others)
@@ -104,6 +95,22 @@ def steps_of_shared_state(
     for stage in stages if hooks else ():
         _once(stage, out.first_forward)
     return out
+
+
+def names_read_by(modules: Sequence[nn.Module]) -> frozenset[str]:
+    """Returns the names of variables and attributes in the code of modules, constructors aside.
+
+    The code of other modules that a constructor names, to make them, is not included.
+    """
+    kinds = {k for m in modules for k in type(m).__mro__}
+
+    def left_out(value: Any) -> bool:
+        return isinstance(value, type) and issubclass(value, nn.Module) and value not in kinds
+
+    starts: list[Any] = [type(m) for m in modules]
+    starts += [v for m in modules for name, v in vars(m).items() if name not in TORCH_ATTRIBUTES]
+    code = (f for f in reachable(starts, library, left_out) if isinstance(f, FunctionType))
+    return names_read(f for f in code if f.__name__ != "__init__")
 
 
 def _once(stage: nn.Module, call: Callable[[], None]) -> None:
