@@ -130,6 +130,40 @@ class Flags(nn.Module):
         return out
 
 
+class Log:
+    """Counts gradients, as a backward hook of several modules."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, module: nn.Module, before: object, after: object) -> None:
+        self.count += 1
+
+
+class Logged(nn.Linear):
+    """Has a log, and counts itself, in the backward; no forward reads that."""
+
+    def __init__(self, log: Log, width: int) -> None:
+        super().__init__(6, width)
+        self.log, self.seen = log, 0
+        self.register_full_backward_hook(log)
+        self.register_full_backward_hook(self.look)
+
+    def look(self, module: nn.Module, before: object, after: object) -> None:
+        self.seen += 1
+
+
+class LogsGradients(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        log = Log()
+        self.a, self.b, self.head = nn.Linear(6, 6), Logged(log, 6), Logged(log, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.b(self.a(x)))
+        return out
+
+
 class FlagsAfter(nn.Module):
     """The flag is set after a module has read it, and before its backward."""
 

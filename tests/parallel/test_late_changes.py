@@ -134,6 +134,17 @@ def test_a_flag_that_changes_between_a_forward_and_its_recomputation_ends_the_st
     )
 
 
+def test_what_backward_hooks_count_ends_no_step_if_no_forward_reads_it(tmp_path: Path) -> None:
+    j = own(
+        "late_change_nets.LogsGradients", [6], stages={"a": 0, "b": 0, "head": 1}, train__batch_size=8,
+        parallel={
+            "pipeline": {"stages": 2, "micro_batch_num": 2, "stage_config": {"a": 0, "b": 0, "head": 1}},
+            "recompute": {"modules": ["b", "head"]},
+        },
+    )  # fmt: skip
+    assert on_ranks(2, rank_steps, j, plan_job(j), tmp_path) == [[True] * 3, [False] * 3]
+
+
 def test_a_write_in_place_between_a_forward_and_its_backward_is_refused_by_autograd(tmp_path: Path) -> None:
     j = job_of(LOSE["stages"], LATE, "halve")
     with pytest.raises(RanksFailed) as failed:

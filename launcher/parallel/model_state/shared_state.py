@@ -7,8 +7,10 @@ own process, and so its own copy of the value: the change would be lost.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import FunctionType
 from typing import Any
 
@@ -21,6 +23,8 @@ from launcher.parallel.model_state.python_state import BY_IDENTITY, PLAIN, Pytho
 from launcher.parallel.model_state.reachable_code import reachable
 
 NOTHING = object()
+ATTRIBUTES = re.compile(r"\.(\w+)(?!\w*\()")
+"""The names of attributes in a path such as ``.steps[0].count``, without ``.get()`` of context variables."""
 
 
 @dataclass
@@ -28,11 +32,13 @@ class StepsOfSharedState:
     """The places that a rank's stages and other stages have in common, and their values before a step.
 
     ``variables`` yields those in the files of the model's code, and ``objects`` has those in attributes.
-    ``before`` is ``None`` in a step that is not compared.
+    ``read`` has the names that forwards of the other stages read. ``before`` is ``None`` in a step that is
+    not compared.
     """
 
     variables: Callable[[], Iterable[tuple[str, Any]]]
     objects: tuple[tuple[str, Any], ...]
+    read: frozenset[str]
     before: PythonState | None = None
     started: bool = False
 
@@ -48,7 +54,7 @@ class StepsOfSharedState:
 
     def lost(self) -> list[str]:
         """Returns the places whose plain values the step has changed: numbers, texts, and sets of them."""
-        return [] if self.before is None else lost(self.before, self._values())
+        return [] if self.before is None else lost(self.before, self._values(), self.read)
 
     def _values(self) -> PythonState:
         out = PythonState()
@@ -57,12 +63,14 @@ class StepsOfSharedState:
         return out
 
 
-def lost(before: PythonState, after: PythonState) -> list[str]:
-    """Returns the places whose plain values differ."""
+def lost(before: PythonState, after: PythonState, read: frozenset[str]) -> list[str]:
+    """Returns the places whose plain values differ, if the names of all attributes on the way are read."""
     places = dict.fromkeys(
         name
         for name, path in changed(before, after)
-        if _plain(before.marks.get((name, path), NOTHING)) and _plain(after.marks.get((name, path), NOTHING))
+        if _plain(before.marks.get((name, path), NOTHING))
+        and _plain(after.marks.get((name, path), NOTHING))
+        and read.issuperset(ATTRIBUTES.findall(path))
     )
     return [*places]
 
@@ -85,32 +93,42 @@ def steps_of_shared_state(
     if not others or not ours:
         return None
 
-    # variables that the code of other stages names
-    variables = variables_named(files_of(*ours), names_read_by(others))
-
-    # objects that attributes of modules on both sides lead to
-    theirs = _objects(others)
-    objects = tuple((name, v) for key, (name, v) in _objects(ours).items() if key in theirs)
-    out = StepsOfSharedState(variables, objects)
+    # variables that forwards of other stages name, and objects to which attributes on both sides lead
+    read = names_in_forwards(others)
+    variables = variables_named(files_of(*ours), read)
+    theirs = _objects(others, read)
+    objects = tuple((name, v) for key, (name, v) in _objects(ours, None).items() if key in theirs)
+    out = StepsOfSharedState(variables, objects, read)
     for stage in stages if hooks else ():
         _once(stage, out.first_forward)
     return out
 
 
-def names_read_by(modules: Sequence[nn.Module]) -> frozenset[str]:
-    """Returns the names of variables and attributes in the code of modules, constructors aside.
+def names_in_forwards(modules: Sequence[nn.Module]) -> frozenset[str]:
+    """Returns the names of variables and attributes in the code that forwards of ``modules`` run.
 
-    The code of other modules that a constructor names, to make them, is not included.
+    This is the code of ``forward``, of the forward hooks, and of all that their code refers to by a name of a
+    function, method or attribute. A hook of the backward is not included, if no forward names it.
     """
-    kinds = {k for m in modules for k in type(m).__mro__}
+    kinds = {k for m in modules for k in type(m).__mro__ if not library(k.__module__)}
+    hooks = [f for m in modules for f in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
+    names, before = frozenset({"forward", "__call__", "__getattr__"}), frozenset[str]()
+    while names != before:
+        before = names
+        starts: list[Any] = [*hooks]
+        for owner in (*kinds, *modules):
+            inside = [v for name, v in vars(owner).items() if name in names and name not in TORCH_ATTRIBUTES]
+            starts += (v.func if isinstance(v, cached_property) else v for v in inside)
+        code = reachable(starts, library, _runs_elsewhere)
+        names |= names_read(f for f in code if isinstance(f, FunctionType))
+    return names
 
-    def left_out(value: Any) -> bool:
-        return isinstance(value, type) and issubclass(value, nn.Module) and value not in kinds
 
-    starts: list[Any] = [type(m) for m in modules]
-    starts += [v for m in modules for name, v in vars(m).items() if name not in TORCH_ATTRIBUTES]
-    code = (f for f in reachable(starts, library, left_out) if isinstance(f, FunctionType))
-    return names_read(f for f in code if f.__name__ != "__init__")
+def _runs_elsewhere(value: Any) -> bool:
+    """Returns true for code of other modules, which they run themselves, and for what no forward runs."""
+    if isinstance(value, FunctionType):
+        return value.__name__ == "backward"
+    return isinstance(value, type) and issubclass(value, nn.Module)
 
 
 def _once(stage: nn.Module, call: Callable[[], None]) -> None:
@@ -123,16 +141,21 @@ def _once(stage: nn.Module, call: Callable[[], None]) -> None:
     handle = stage.register_forward_hook(hook)
 
 
-def _objects(modules: Iterable[nn.Module]) -> dict[int, tuple[str, Any]]:
-    """Returns the objects in attributes of modules that can change in place, by id, each with its place."""
+def _objects(modules: Iterable[nn.Module], read: frozenset[str] | None) -> dict[int, tuple[str, Any]]:
+    """Returns the objects in attributes of modules that can change in place, by id, each with its place.
+
+    ``read``: only those in attributes of these names.
+    """
     out: dict[int, tuple[str, Any]] = {}
     for module in modules:
-        for name, value in _attributes(module):
+        for name, value in _attributes(module, read):
             out.setdefault(id(value), (f"{name} of {type(module).__name__}", value))
     return out
 
 
-def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def _attributes(module: nn.Module, read: frozenset[str] | None) -> Iterator[tuple[str, Any]]:
     for name, value in vars(module).items():
+        if read is not None and name not in read:
+            continue
         if name not in TORCH_ATTRIBUTES and not isinstance(value, (*PLAIN, *BY_IDENTITY)):
             yield name, value
