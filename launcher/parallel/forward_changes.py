@@ -11,6 +11,7 @@ import torch
 from launcher.parallel.copied_weight_changes import LostChanges
 from launcher.parallel.digests import digests
 from launcher.parallel.local_tensors import local
+from launcher.parallel.model_state.shared_state import StepsOfSharedState
 from launcher.parallel.running_statistics import Statistics
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.plan import Plan
@@ -23,7 +24,9 @@ class ForwardChanges:
 
     ``parameters`` are this rank's parameters. ``direct`` are the parameters that stages use directly, not
     through a copy. ``copies`` has the changes of copies: gathered shards and half-precision weights.
-    ``statistics`` compares buffers over data-parallel ranks. ``own`` has the changes of ``direct``.
+    ``shared`` is the Python state that other stages share with those of this rank, and ``late`` has its
+    places that a step has changed. ``statistics`` compares buffers over data-parallel ranks. ``own`` has the
+    changes of ``direct``.
     """
 
     parameters: Sequence[tuple[Placed, torch.Tensor]]
@@ -31,20 +34,27 @@ class ForwardChanges:
     direct: Sequence[torch.Tensor]
     copies: Sequence[LostChanges]
     statistics: Statistics
+    shared: StepsOfSharedState | None = None
+    late: dict[str, None] = field(default_factory=dict)
     own: LostChanges = field(default_factory=LostChanges)
 
     @contextmanager
     def watching_stages(self) -> Iterator[None]:
-        """Compares ``direct`` before and after the forwards and backwards of a step, which run inside.
+        """Compares ``direct`` and ``shared`` before and after the work of a step, which runs inside.
 
         autograd refuses a backward after a write in place, but not after a write through ``weight.data``.
         """
-        if not self.direct or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             yield
             return
-        before = digests([*map(local, self.direct)])
+        if self.shared is not None:
+            self.shared.begin()
+        before = digests([*map(local, self.direct)]) if self.direct else None
         yield
-        self.own.differ(self.direct, before, digests([*map(local, self.direct)]))
+        if before is not None:
+            self.own.differ(self.direct, before, digests([*map(local, self.direct)]))
+        if self.shared is not None:
+            self.late.update(dict.fromkeys(self.shared.lost()))
 
     @property
     def unread(self) -> bool:
@@ -77,6 +87,9 @@ class ForwardChanges:
         elif overwritten := self._overwritten():
             text = f"the forward changed {listed(overwritten)}"
             cure = f"let the forward compute with a copy, {one_rank}"
+        elif self.late:
+            text = f"a forward changed {listed([*self.late])}, which other stages read in their own processes"
+            cure = "pass it as an argument, or name a larger module in stage_config"
         elif apart:
             text = f"the forward changed {listed(apart)} using the samples of one data-parallel rank only"
             cure = "compute it from all samples, or train with one data-parallel rank"
@@ -109,11 +122,13 @@ def forward_changes(
     copied: Sequence[torch.Tensor],
     copies: Sequence[LostChanges],
     statistics: Statistics,
+    shared: StepsOfSharedState | None,
 ) -> ForwardChanges:
     """Returns the ``ForwardChanges`` that watch the tensors ``named``.
 
     ``copied`` are the parameters that a step uses through a half-precision copy. Parameters that the forward
-    changed during planning are not watched, because the plan accounts for them.
+    changed during planning are not watched, because the plan accounts for them. ``shared``: the Python state
+    that this rank's stages share with others.
     """
     staged = len(plan.stages) > 1
     parameters = [(placed, t) for placed, t in named if not placed.buffer]
@@ -123,4 +138,4 @@ def forward_changes(
         for placed, t in parameters
         if not placed.sharded and id(t) not in skipped and changed.isdisjoint(placed.names)
     ]
-    return ForwardChanges(parameters, staged, direct if staged else (), copies, statistics)
+    return ForwardChanges(parameters, staged, direct if staged else (), copies, statistics, shared)

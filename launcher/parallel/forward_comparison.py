@@ -17,12 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from launcher.errors import RequestError
+from launcher.parallel.dispatch.containers import ConstantFunction
 from launcher.parallel.dispatch.modes import default_dtype, tree_leaves
 from launcher.parallel.model_state.module_globals import files_of, put_back
+from launcher.parallel.model_state.python_state import PythonState, changed
 from launcher.parallel.recompute import NotRecomputable, install
 from launcher.parallel.stages import unsplit
 from launcher.parallel.tensor_parallel.collectives import Axis
-from launcher.parallel.trace.code_between_modules import RUNNING, follow
+from launcher.parallel.trace.code_between_modules import RUNNING, Tracer, follow
 from launcher.parallel.trace.mixing_samples import numbers_if_too_large
 from launcher.parallel.trace.python_streams import streams_kept
 from launcher.parallel.trace.run_module import in_memory, trial_inputs
@@ -37,18 +39,38 @@ Change = Callable[[nn.Module], nn.Module]
 
 
 def traced_difference(model: nn.Module, leaves: frozenset[str], inputs: Sequence[Tensor]) -> str:
-    """Returns the first difference between the traced forward and the model's own: a value or an exception.
+    """Returns what the traced forward does differently from the model's own: a sentence without a subject.
 
-    Returns "" if there is none, and also if the model is too large to run, is not deterministic, or fails on
-    the sample values. ``inputs`` are on meta; their number of samples does not matter.
+    Returns "" if there is nothing, and also if the model is too large to run, is not deterministic, or fails
+    on the sample values. ``inputs`` are on meta; their number of samples does not matter.
     """
     if not _comparable(model, inputs):
         return ""
     with _trial(model):
         tracer = follow(model, leaves, _samples(inputs))
         own = _own(model, inputs, 1)
-        return "" if own is None else _difference(own, model, inputs, 1, lambda m: unsplit(m, tracer))
+        if own is None:
+            return ""
+        before = _state_of_constants(tracer)
+        if what := _difference(own, model, inputs, 1, lambda m: unsplit(m, tracer)):
+            why = "for example because it asks for torch's modes or for the type of a tensor"
+            return f"computes something else while it is traced ({what}), {why}"
+        for name, path in changed(before, _state_of_constants(tracer)):
+            return f"passes on {name}, whose {path.lstrip('.')} changes: all forwards would share it"
     return ""
+
+
+def _state_of_constants(tracer: Tracer) -> PythonState:
+    """Returns the state of the objects that the traced code passes on, such as functions with closures.
+
+    The trace has each of these objects once, but the model may make it in each forward.
+    """
+    out = PythonState(by_value=True)
+    for node in tracer.graph.nodes:
+        if isinstance(node.target, ConstantFunction):
+            value = node.target.value
+            out.enter(getattr(value, "__name__", type(value).__name__), value)
+    return out
 
 
 def not_repeatable(

@@ -23,6 +23,7 @@ from launcher.parallel.gradient_all_reduce import Bucketed, data_parallel_bucket
 from launcher.parallel.half_precision import cast_frozen_weights
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.model_state.shared_state import steps_of_shared_state
 from launcher.parallel.placement_check import check
 from launcher.parallel.rank_agreement import check_agreement
 from launcher.parallel.recompute import install
@@ -194,6 +195,9 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
     modes = Modes.from_model(drawn.model, copied(drawn.model))
     parts = split(drawn.model, plan, meshes.coords["pp"], drawn.tracer, device=device)
     check_agreement(parts, drawn.full_tensor)
+    common = None
+    if len(plan.stages) > 1:
+        common = steps_of_shared_state(drawn.model, [p.module for p in parts], hooks=plan.compilation is None)
     flatten(parts, plan)
 
     if plan.sharding is not None:
@@ -235,7 +239,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
         statistics=shared,
         halves=halves,
         modes=modes,
-        changes=forward_changes(named(parts, plan), plan, copied_weights, lost, shared),
+        changes=forward_changes(named(parts, plan), plan, copied_weights, lost, shared, common),
         compiled=compiled,
         weights=weights,
     )

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -19,8 +20,9 @@ from launcher.parallel import selective_recompute
 from launcher.parallel.cost.saved_hooks import AGAIN, KEEPING, PLAIN, Sent
 from launcher.parallel.dispatch.containers import filled
 from launcher.parallel.dispatch.modes import tree_leaves
-from launcher.parallel.model_state.module_globals import files_of, variables
-from launcher.parallel.model_state.python_state import PythonState, changed, snapshot, untouched
+from launcher.parallel.model_state.module_globals import files_of, variables, variables_named
+from launcher.parallel.model_state.python_state import PythonState, changed, library, snapshot, untouched
+from launcher.parallel.model_state.shared_state import lost, names_in_forwards
 from launcher.parallel.selective_recompute import RecomputedCalls, ReportKeptResults
 from launcher.parallel.sequence_chunks import Carry
 from launcher.parallel.tensor_parallel.collectives import Axis, CollectiveResults
@@ -109,6 +111,34 @@ class RecomputedForward:
         """Returns the module's state in Python, and the state of its source files and of the process."""
         return snapshot(self.module), variables(files_of(self.module))
 
+    def state_read(self) -> tuple[PythonState, ...]:
+        """Returns the state that the module's code can read: its attributes, and variables that it names.
+
+        Code of libraries reads no such state.
+        """
+        if not self.names_read:
+            return ()
+        own, around = PythonState(), PythonState()
+        for path, module in self.module.named_modules():
+            for name in vars(module).keys() & self.names_read:
+                own.enter(f"{path}.{name}".lstrip("."), vars(module)[name])
+        for name, value in self._variables():
+            around.enter(name, value)
+        return own, around
+
+    @cached_property
+    def names_read(self) -> frozenset[str]:
+        """The names of attributes and variables in the code of the module's forward; none in a library's."""
+        return names_in_forwards(self._users) if self._users else frozenset()
+
+    @cached_property
+    def _variables(self) -> Callable[[], Iterator[tuple[str, Any]]]:
+        return variables_named(files_of(*self._users), self.names_read)
+
+    @property
+    def _users(self) -> list[nn.Module]:
+        return [m for m in self.module.modules() if not library(type(m).__module__)]
+
     def not_recomputable(self, why: str) -> RequestError:
         """Returns the error that the module cannot be recomputed."""
         return NotRecomputable(self.recomputed.module, why)
@@ -140,6 +170,7 @@ class _Region:
         self.versions = _versions(self.inputs)
         self.changed = filled(arguments, objects=True)
         self.streams = _streams()
+        self.state: tuple[PythonState, ...] = ()  # what its code can read, after its forward
         self.first = True
         self.error: Exception | None = None
 
@@ -207,6 +238,7 @@ class _Region:
             return
 
         # check here: later changes come from other code
+        self.state = self.of.state_read()
         if _versions(self.inputs) != self.versions:
             raise self.of.not_recomputable("it changes an input in place")
         if self.changed():
@@ -223,6 +255,11 @@ class _Region:
             raise self.of.not_recomputable(
                 "one of its arguments (a list, dictionary or dataclass) was changed after its forward"
             )
+        top = f"{self.of.recomputed.module}."
+        for was, now, prefix in zip(self.state, self.of.state_read(), (top, ""), strict=False):
+            if places := lost(was, now, self.of.names_read):
+                why = f"{prefix}{places[0]} was changed after its forward, which may read it"
+                raise self.of.not_recomputable(why)
 
         # rewind the kept results, and return to this piece of the sequence
         if self.results is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -199,7 +200,15 @@ def plan_like(
 
 
 def plan_checked(checked: CheckedRequest, traces: Traces | None = None) -> Plan:
-    """Returns the plan of a request that has passed all earlier checks."""
+    """Returns the plan of a request that has passed all earlier checks.
+
+    Planning runs the user's code in a copy of the context: only a copy can be without a value again that a
+    ``ContextVar`` had not.
+    """
+    return copy_context().run(_plan_checked, checked, traces)
+
+
+def _plan_checked(checked: CheckedRequest, traces: Traces | None) -> Plan:
     resolved, job, request = checked.resolved, checked.job, checked.stage_request
     if hugging_face_operators.operators_are_open(job) or train_steps.steps_are_open(job):
         written = (
@@ -400,7 +409,7 @@ def _followed(
     with kept[0], kept[1], try_samples(job, model, specs) as finished:
         if compute != dtype:
             cast_weights(model.module, compute)
-        with leaving(model.module):
+        with leaving(model.module, restores=uncut is None):
             return finished(follow(job, request, model, uncut=uncut, specs=specs))
 
 

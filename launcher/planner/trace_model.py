@@ -329,17 +329,16 @@ def follow(
 
 
 def _mistraced(model: nn.Module, leaves: frozenset[str], specs: tuple[TensorSpec, ...]) -> list[Problem]:
-    """Returns a problem if the traced code between the modules computes something else."""
+    """Returns a problem if the traced code between the modules does something else than the model's own."""
     from launcher.parallel.forward_comparison import traced_difference
     from launcher.parallel.trace.model_facts import meta
 
     what = traced_difference(model, leaves, meta(specs))
     if not what:
         return []
-    text = f"the code between the named modules of {type(model).__name__} computes something else while it is"
-    why = f"traced ({what}), for example because it asks for torch's modes or for the type of a tensor"
+    text = f"the code between the named modules of {type(model).__name__} {what}"
     cure = "name a larger module in stage_config, so that this code runs inside it"
-    return [Problem("parallel.pipeline.stage_config", f"{text} {why}; {cure}")]
+    return [Problem("parallel.pipeline.stage_config", f"{text}; {cure}")]
 
 
 def _not_repeated(

@@ -17,7 +17,7 @@ from types import TracebackType
 
 from launcher.checkpoint.tensorfile.disk import unwritten, write_text
 from launcher.checkpoint.tensorfile.watched_folder import make_folder
-from launcher.errors import INTERRUPTED, REQUEUE, RunError
+from launcher.errors import INTERRUPTED, REQUEUE, RequestError, RunError
 from launcher.runtime.cluster import flight_recorder
 from launcher.untrusted.files import open_below
 
@@ -173,9 +173,15 @@ def raised(rank: int, attempt: int, error: BaseException, skip: str = "") -> Fau
 
 
 def _own(error: BaseException) -> BaseException:
-    """Returns the error that a stage raised, without the error that torch's pipeline wraps around it."""
-    wrapped = isinstance(error, RuntimeError) and "failed to run forward:" in str(error)
-    return error.__cause__ if wrapped and error.__cause__ is not None else error
+    """Returns the error that a stage raised, without the error that torch's pipeline wraps around it.
+
+    Around autograd's own errors it stays: it has the shapes of the stage.
+    """
+    cause = error.__cause__
+    if cause is None or not isinstance(error, RuntimeError):
+        return error
+    ours = "Failed to run stage backward" in str(error) and isinstance(cause, RequestError)
+    return cause if ours or "failed to run forward:" in str(error) else error
 
 
 def _below(frames: TracebackType | None, skip: str) -> TracebackType | None:

@@ -82,6 +82,101 @@ class Restarts(nn.Module):
         return out
 
 
+class Settings:
+    """An object that several modules have."""
+
+    def __init__(self) -> None:
+        self.phase = "warm"
+
+
+FLAGS: set[str] = set()
+
+
+class Announces(nn.Linear):
+    """Sets a flag for other modules at call ``at``: in a global set, or in the settings that all have."""
+
+    def __init__(self, settings: Settings, way: str, at: int) -> None:
+        super().__init__(6, 6)
+        self.settings, self.way, self.at, self.calls = settings, way, at, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == self.at and self.way == "variable":
+            FLAGS.add("main")
+        elif self.calls == self.at:
+            self.settings.phase = "main"
+        return super().forward(x)
+
+
+class Obeys(nn.Linear):
+    """Doubles its result once the flag is set."""
+
+    def __init__(self, settings: Settings, width: int = 3) -> None:
+        super().__init__(6, width)
+        self.settings = settings
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2 if FLAGS or self.settings.phase == "main" else 1)
+
+
+class Flags(nn.Module):
+    def __init__(self, way: str, at: int) -> None:
+        super().__init__()
+        settings = Settings()
+        self.a, self.b, self.head = nn.Linear(6, 6), Announces(settings, way, at), Obeys(settings)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.b(self.a(x)))
+        return out
+
+
+class Log:
+    """Counts gradients, as a backward hook of several modules."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, module: nn.Module, before: object, after: object) -> None:
+        self.count += 1
+
+
+class Logged(nn.Linear):
+    """Has a log, and counts itself, in the backward; no forward reads that."""
+
+    def __init__(self, log: Log, width: int) -> None:
+        super().__init__(6, width)
+        self.log, self.seen = log, 0
+        self.register_full_backward_hook(log)
+        self.register_full_backward_hook(self.look)
+
+    def look(self, module: nn.Module, before: object, after: object) -> None:
+        self.seen += 1
+
+
+class LogsGradients(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        log = Log()
+        self.a, self.b, self.head = nn.Linear(6, 6), Logged(log, 6), Logged(log, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.b(self.a(x)))
+        return out
+
+
+class FlagsAfter(nn.Module):
+    """The flag is set after a module has read it, and before its backward."""
+
+    def __init__(self, way: str, at: int) -> None:
+        super().__init__()
+        settings = Settings()
+        self.a, self.b, self.head = Obeys(settings, 6), Announces(settings, way, at), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.b(self.a(x)))
+        return out
+
+
 class Changes(nn.Module):
     def __init__(self, change: str, at: int) -> None:
         super().__init__()

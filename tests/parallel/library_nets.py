@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+COUNT: ContextVar[int] = ContextVar("count")
 
 
 class _Counts(nn.Module):
@@ -23,6 +28,9 @@ class _Counts(nn.Module):
             memo = torch.__dict__.setdefault("library_nets_memo", {"calls": 0})
             memo["calls"] += 1
             return int(memo["calls"])
+        if self.how == "context":
+            COUNT.set(COUNT.get(0) + 1)
+            return COUNT.get()
         owner = self.owner()
         calls = int(getattr(owner, "library_nets_calls", 0))
         owner.library_nets_calls = calls + 1
@@ -34,6 +42,10 @@ class _Counts(nn.Module):
 
             assert hasattr(sys, "modules")  # refused by name, as what it keeps is
             return sys
+        if self.how == "main":
+            return importlib.import_module("__main__")
+        if self.how == "thread":
+            return threading.current_thread()
         return {"module": torch, "inner": torch.backends, "class": nn.Module, "function": F.relu}[self.how]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -109,6 +110,31 @@ class Generators(Maker):
         g = torch.Generator().manual_seed(3)
         self.a, self.b = nn.Parameter(torch.randn(20, 30, generator=g)), nn.Parameter(torch.empty(20, 30))
         nn.init.normal_(self.b, generator=g)
+
+
+class KeepsGenerators(Maker):
+    """Draws from generators that it keeps, two of which are seeded alike, and one like the run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (torch.Generator().manual_seed(3) for _ in range(2))
+        self.third, self.unused = (torch.Generator().manual_seed(0) for _ in range(2))
+        self.a, self.b = torch.randn(20, 30, generator=self.first), torch.randn(7, generator=self.second)
+        self.register_buffer("c", torch.randn(4, generator=self.first))
+        self.register_buffer("d", torch.rand(5, generator=self.third))
+
+
+class OwnApply(Maker):
+    """Counts the calls of ``_apply``, and has a layer of torch with its own one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.lstm, self.calls = nn.Linear(3, 4), nn.LSTM(3, 4), 0
+
+    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
+        super()._apply(fn, recurse)
+        self.calls += 1
+        return self
 
 
 class FromNumpy(Maker):

@@ -290,6 +290,20 @@ class InClosure(InObject):
         return self.c(given()) + h
 
 
+class InAttribute(InObject):
+    """The module returns nothing, and leaves its result in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b.give = self.leave
+
+    def leave(self, lin: nn.Module, x: Tensor) -> None:
+        self.b.h = lin(x)
+
+    def then(self, given: Any, h: Tensor) -> Tensor:
+        return self.c(self.b.h) + h
+
+
 class BesideObject(InObject):
     """The object has no tensor that needs a gradient."""
 

@@ -31,6 +31,16 @@ def test_code_that_asks_for_the_modes_of_a_trace_is_refused(way):
     )
 
 
+def test_a_hook_between_the_modules_that_keeps_state_is_refused():
+    with pytest.raises(RequestError) as refused:
+        plan_job(own("traced_nets.Projects", [6], stages=CUT, train__batch_size=4))
+    assert str(refused.value) == (
+        "parallel.pipeline.stage_config: the code between the named modules of Projects passes on <lambda>, whose "
+        "seen['grad'] changes: all forwards would share it; name a larger module in stage_config, so that this code "
+        "runs inside it"
+    )
+
+
 @pytest.mark.parametrize("way", EXACT)
 def test_queries_that_a_trace_answers_as_a_forward_does_are_exact(way):
     assert_parity(asks(way), parts=2)

@@ -95,6 +95,56 @@ def test_a_change_of_requires_grad_in_a_later_call_ends_the_step(layout: Layout,
     )
 
 
+@pytest.mark.parametrize(
+    ("way", "place"),
+    [("variable", "tests.parallel.late_change_nets.FLAGS"), ("attribute", "settings of Announces")],
+)
+def test_a_flag_that_another_stage_would_not_see_ends_the_step(way: str, place: str, tmp_path: Path) -> None:
+    j = own(
+        "late_change_nets.Flags", [6], stages={"a": 0, "b": 0, "head": 1}, train__batch_size=8,
+        model={"_target_": "tests.parallel.late_change_nets.Flags", "way": way, "at": LATE},
+        parallel={"pipeline": {"stages": 2, "micro_batch_num": 2, "stage_config": {"a": 0, "b": 0, "head": 1}}},
+    )  # fmt: skip
+    with pytest.raises(RanksFailed) as failed:
+        on_ranks(2, rank_steps, j, plan_job(j), tmp_path)
+    assert failed.value.fault.message == (
+        f"step 2: a forward changed {place}, which other stages read in their own processes, so this layout would "
+        "train other numbers than one device; pass it as an argument, or name a larger module in stage_config. "
+        "The weights were not changed"
+    )
+
+
+@pytest.mark.parametrize("policy", ["full", "selective"])
+@pytest.mark.parametrize(
+    ("way", "place"), [("variable", "tests.parallel.late_change_nets.FLAGS"), ("attribute", "a.settings")]
+)
+def test_a_flag_that_changes_between_a_forward_and_its_recomputation_ends_the_step(
+    way: str, place: str, policy: str, tmp_path: Path
+) -> None:
+    j = own(
+        "late_change_nets.FlagsAfter", [6], stages=1, train__batch_size=8,
+        model={"_target_": "tests.parallel.late_change_nets.FlagsAfter", "way": way, "at": LATE},
+        parallel={"pipeline": {"micro_batch_num": 2}, "recompute": {"modules": ["a"], "policy": policy}},
+    )  # fmt: skip
+    with pytest.raises(RanksFailed) as failed:
+        on_ranks(1, rank_steps, j, plan_job(j), tmp_path)
+    assert failed.value.fault.message == (
+        f"parallel.recompute.modules: a cannot be recomputed in the backward: {place} was changed after its forward, "
+        "which may read it; leave a out"
+    )
+
+
+def test_what_backward_hooks_count_ends_no_step_if_no_forward_reads_it(tmp_path: Path) -> None:
+    j = own(
+        "late_change_nets.LogsGradients", [6], stages={"a": 0, "b": 0, "head": 1}, train__batch_size=8,
+        parallel={
+            "pipeline": {"stages": 2, "micro_batch_num": 2, "stage_config": {"a": 0, "b": 0, "head": 1}},
+            "recompute": {"modules": ["b", "head"]},
+        },
+    )  # fmt: skip
+    assert on_ranks(2, rank_steps, j, plan_job(j), tmp_path) == [[True] * 3, [False] * 3]
+
+
 def test_a_write_in_place_between_a_forward_and_its_backward_is_refused_by_autograd(tmp_path: Path) -> None:
     j = job_of(LOSE["stages"], LATE, "halve")
     with pytest.raises(RanksFailed) as failed:

@@ -35,6 +35,19 @@ WAYS: dict[str, Any] = {
 }
 
 
+class Projects(Net):
+    """A hook stores a gradient for another one, as gradient surgery between tasks does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.b(self.a(x))
+        one, other = h.clone(), h.clone()
+        seen: dict[str, Tensor] = {}
+        if h.requires_grad:
+            one.register_hook(lambda grad: seen.update(grad=grad))
+            other.register_hook(lambda grad: grad - 0.5 * seen["grad"] if "grad" in seen else grad)
+        return self.head(one) + self.head(other * 2)
+
+
 class Draws(Net):
     """Noise between the modules, and a module that is called twice."""
 

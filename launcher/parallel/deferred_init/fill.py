@@ -125,6 +125,21 @@ def _store(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     return inner._parameters if attr in inner._parameters else inner._buffers, attr
 
 
+def _to_empty(module: nn.Module, device: torch.device) -> None:
+    """Allocates memory as ``to_empty`` does, but without the user's ``_apply``.
+
+    A loop need not call it, and it may change more than tensors: a number, or a count of its calls.
+    """
+
+    def emptied(t: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(t, device=device)
+
+    for m in reversed([*module.modules()]):  # as to_empty: the inner ones first
+        theirs = (k for k in type(m).__mro__ if k.__module__.partition(".")[0] == "torch")
+        kind = next(k for k in theirs if "_apply" in vars(k))
+        vars(kind)["_apply"](m, emptied, recurse=False)
+
+
 def _allocate(module: nn.Module, device: torch.device) -> None:
     """Allocates real memory for every tensor, only once.
 
@@ -142,7 +157,7 @@ def _allocate(module: nn.Module, device: torch.device) -> None:
                 again.append((first, store, attr))
                 taken.append((store, attr))
                 store[attr] = None
-    module.to_empty(device=device)
+    _to_empty(module, device)
     from launcher.parallel.fsdp.shard import find_parameters  # ranks only: a plan does not import FSDP2
 
     find_parameters(module)

@@ -70,20 +70,37 @@ class Streams:
     def __init__(self, seed: int) -> None:
         self._any: dict[bytes, Draw] = {_print(torch.Generator().manual_seed(seed)): Draw(None, 0)}
         self._next: dict[tuple[int, bytes], Draw] = {}
-        self._kept: list[torch.Generator] = []  # a freed generator's id could be reused
+        self._kept: list[torch.Generator] = []  # the address of a freed generator could be reused
 
     def draw(self, generator: torch.Generator | None) -> Draw:
         """Returns the next draw from ``generator``; ``None`` is the default one."""
         generator = torch.default_generator if generator is None else generator
         now = _print(generator)
-        draw = self._next.get((id(generator), now)) or self._any.get(now)
-        draw = draw or Draw(Seeded({0: generator.get_state()}), 0)
+        draw = self._next.get((_address(generator), now)) or self._any.get(now)
+        if draw is None or (
+            draw == Draw(None, 0) and _address(generator) != _address(torch.default_generator)
+        ):
+            draw = Draw(Seeded({0: generator.get_state()}), 0)  # also one that is seeded like the run
         torch.rand(1, generator=generator)
 
         self._kept.append(generator)
         after = Draw(draw.root, draw.at + 1)
-        self._next[id(generator), _print(generator)] = self._any[_print(generator)] = after
+        self._next[_address(generator), _print(generator)] = self._any[_print(generator)] = after
         return draw
+
+    @property
+    def has_own(self) -> bool:
+        """True if a draw was not from torch's default generator."""
+        return any(_address(g) != _address(torch.default_generator) for g in self._kept)
+
+    def next_of(self, generator: torch.Generator) -> Draw | None:
+        """Returns the next draw from ``generator``; ``None`` if no draw has led to its state."""
+        return self._next.get((_address(generator), _print(generator)))
+
+
+def _address(generator: torch.Generator) -> int:
+    """Returns the address of a generator, of which Python may have several objects."""
+    return int(generator._cdata)  # type: ignore[attr-defined]
 
 
 def _print(generator: torch.Generator) -> bytes:

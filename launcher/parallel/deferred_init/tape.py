@@ -15,6 +15,7 @@ from torch import nn
 from launcher.parallel.deferred_init.random_streams import Draw, Streams
 from launcher.parallel.deferred_init.replay import NotReplayable, Op, OpLog, key, replay, start, tensors
 from launcher.parallel.dispatch.modes import Dispatch, tree_leaves, tree_map_only
+from launcher.parallel.model_state.module_globals import files_of, named_variables
 from launcher.plan.values.model_graph import ForeignMemory
 
 aten = torch.ops.aten
@@ -326,8 +327,25 @@ class Tape(Dispatch):
             self._known(t)
             if key(t) not in self.log.touched and key(t) not in self.off:
                 self.fail(f"takes {name} from somewhere else")
+        self._advance_generators(model)
         if any(constant.sum != constant.checksum() for lent in self._lent.values() for constant in lent):
             self.fail("changes an array after a tensor was made of it")
+
+    def _advance_generators(self, model: nn.Module) -> None:
+        """Gives generators of the model and its files the states that they have after the draws themselves.
+
+        A forward may go on drawing from them.
+        """
+        if not self._streams.has_own:
+            return
+        values = [v for m in model.modules() for v in vars(m).values()]
+        values += [v for _, v in named_variables(files_of(model))]
+        for generator in (v for v in values if isinstance(v, torch.Generator)):
+            draw = self._streams.next_of(generator)
+            if draw is not None and draw.root is not None:
+                with torch.random.fork_rng(devices=[]), self.paused():
+                    start(self.log, draw, self.seed)
+                    generator.set_state(torch.default_generator.get_state())
 
 
 class PlainDraws(Tape):

@@ -10,8 +10,9 @@ from __future__ import annotations
 import builtins
 import dis
 import sys
+import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import CodeType, FunctionType, ModuleType
@@ -26,16 +27,29 @@ from launcher.parallel.model_state.python_state import MANY, PLAIN, library
 STORES = frozenset(dis.opmap[name] for name in ("STORE_ATTR", "DELETE_ATTR"))
 IMPORT = dis.opmap["IMPORT_NAME"]
 WIDER = dis.opmap["EXTENDED_ARG"]
+IMPORTING = frozenset({"modules", "import_module", "__import__"})
+"""Names in code that looks a module up by its name, as in ``sys.modules["__main__"]``."""
+THREADS: dict[str, Callable[[], threading.Thread]] = {
+    "current_thread": threading.current_thread,
+    "currentThread": threading.current_thread,
+    "main_thread": threading.main_thread,
+}
+"""Functions that return a thread, whose attributes may be state, by the names that code has for them."""
+MAIN = "__main__"
 KEPT = (*PLAIN, np.ndarray, np.generic, torch.Tensor, torch.Generator)
 """Types of libraries whose values may be a model's state."""
 
 
 @dataclass(frozen=True)
 class _Words:
-    """The names that code reads, and those that it may assign: attributes, and texts that could name one."""
+    """The names that code reads, and those that it may assign: attributes, and texts that could name one.
+
+    ``texts`` has all its texts, which may name a module.
+    """
 
     read: frozenset[str] = frozenset()
     assigned: frozenset[str] = frozenset()
+    texts: frozenset[str] = frozenset()
 
 
 def library_attributes(
@@ -59,9 +73,15 @@ def library_attributes(
     queue += [sys.modules[name] for name in (*read, "builtins") if name in sys.modules]
     queue += [vars(builtins)[name] for name in read if name in vars(builtins)]
 
-    assigned = {v for v in queue if isinstance(v, str)}.union(*(w.assigned for w in words))
+    quoted = {v for v in queue if isinstance(v, str)}.union(*(w.texts for w in words))
+    assigned = quoted.union(*(w.assigned for w in words))
     if not assigned:
         return
+
+    # objects that its code reaches by a name in a table, or by a call
+    if read & IMPORTING:
+        queue += [sys.modules[name] for name in quoted if name in sys.modules]
+    queue += [thread() for name, thread in THREADS.items() if name in read]
 
     # and the objects that its names lead to from there
     seen = set[int]()
@@ -102,9 +122,12 @@ def _shown(owner: Any) -> str:
 
 
 def _of_library(owner: Any) -> bool:
-    """Returns true for a library's module, class, function or object that can have further attributes."""
+    """Returns true for a library's module, class, function or object that can have further attributes.
+
+    The main program counts as one too, because it is not among the model's files.
+    """
     if isinstance(owner, ModuleType):
-        return library(owner.__name__)
+        return library(owner.__name__) or owner.__name__ == MAIN
     kind = owner if isinstance(owner, type | FunctionType) else type(owner)
     return library(kind.__module__ or "") and hasattr(owner, "__dict__")
 
@@ -114,9 +137,11 @@ def _words(code: CodeType) -> _Words:
     inner = [_words(c) for c in code.co_consts if isinstance(c, CodeType)]
     quoted = {c for c in code.co_consts if isinstance(c, str) and c.isidentifier()}
     assigned = quoted.union(_assigned(code), *(w.assigned for w in inner))
+    texts = frozenset(c for c in code.co_consts if isinstance(c, str)).union(*(w.texts for w in inner))
     return _Words(
         frozenset(code.co_names).union(*(w.read for w in inner)),
         frozenset(name for name in assigned if not name.startswith("__")),
+        texts,
     )
 
 

@@ -36,6 +36,7 @@ from launcher.parallel.model_state.python_state import (
     BYTES,
     INSTALLED,
     LIBRARIES,
+    PLAIN,
     TEXTS,
     PythonState,
     builtin,
@@ -74,6 +75,9 @@ PYTHONS = frozenset((*dir(ModuleType), *dir(type), *dir(object))) | {
     *("__firstlineno__", "__static_attributes__", "__slots__", "__warningregistry__", "__weakref__"),
 }
 """Names of variables that Python itself sets."""
+
+ENVIRONMENT = frozenset({"environ", "getenv"})
+"""Names in code that reads environment variables."""
 
 Restorers = dict[int, Callable[[], object]]
 """Maps the id of each object to the function that restores its contents."""
@@ -235,6 +239,39 @@ def named_variables(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name} of {shown}", cell.cell_contents) for name, cell in cells(f))
         yield f"the defaults of {shown}", [f.__defaults__, f.__kwdefaults__]
         yield shown, vars(f)
+
+
+def variables_named(names: Iterable[str], read: frozenset[str]) -> Callable[[], Iterator[tuple[str, Any]]]:
+    """Returns a function that yields the variables of these modules that have one of the names ``read``.
+
+    It is quick, so that every step can call it: definitions are searched only once. Environment variables
+    are included if code reads them.
+    """
+    here = _walk(names)
+    owners = {id(owner) for _, owner in here.owners}
+    elsewhere = [(at, owner, key) for at, owner, key, _ in here.state() if id(owner) not in owners]
+    functions = [(at, f) for at, f in here.functions if f.__name__ != "__init__" and _keeps_state(f)]
+
+    def now() -> Iterator[tuple[str, Any]]:
+        for at, owner in here.owners:
+            inside = vars(owner)
+            for key in sorted(inside.keys() & read):
+                if key not in PYTHONS and not isinstance(inside[key], FIXED):
+                    yield f"{at}.{key}", inside[key]
+        yield from ((at, vars(owner).get(key)) for at, owner, key in elsewhere if key in read)
+        for at, f in functions:
+            yield from ((f"{name} of {at}", cell.cell_contents) for name, cell in cells(f))
+            yield f"the defaults of {at}", [f.__defaults__, f.__kwdefaults__]
+        if read & ENVIRONMENT:
+            yield from process_state()
+
+    return now
+
+
+def _keeps_state(f: FunctionType) -> bool:
+    """Returns true if a function has variables, or defaults that can change in place."""
+    defaults = (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values())
+    return bool(cells(f)) or not all(isinstance(v, PLAIN) for v in defaults)
 
 
 def names_read_later(names: Iterable[str]) -> frozenset[str]:

@@ -62,15 +62,21 @@ def _leads_to_hooks(starts: list[Any]) -> bool:
     return False
 
 
-def reachable(starts: Iterable[Any], foreign: Callable[[str], bool]) -> Iterator[FunctionType | type]:
+def _none(value: Any) -> bool:
+    return False
+
+
+def reachable(
+    starts: Iterable[Any], foreign: Callable[[str], bool], left_out: Callable[[Any], bool] = _none
+) -> Iterator[FunctionType | type]:
     """Yields the functions and classes among ``starts``, and what their code refers to, also by imports.
 
-    ``foreign``: whether a Python module of this name is left out.
+    ``foreign``: whether a Python module of this name is left out. ``left_out``: whether an object is.
     """
     queue, seen = list(starts), set[int]()
     while queue and len(seen) < MOST:
         value = queue.pop()
-        if id(value) in seen or isinstance(value, (*PLAIN, nn.Module, torch.Tensor)):
+        if id(value) in seen or isinstance(value, (*PLAIN, nn.Module, torch.Tensor)) or left_out(value):
             continue
         seen.add(id(value))
         if isinstance(value, MethodType) and isinstance(value.__self__, type):

@@ -7,7 +7,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper, partial
 from types import BuiltinMethodType, FunctionType, MethodType, MethodWrapperType, ModuleType
@@ -20,7 +20,7 @@ from torch.autograd.graph import Node
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.model_state.deep_copy import HOOKS, behind, filled, hooks
-from launcher.parallel.model_state.module_globals import files_of, named_variables, names_read_later
+from launcher.parallel.model_state.module_globals import files_of, named_variables, names_read_later, put_back
 from launcher.plan.values.model_graph import ForeignMemory
 
 P = TypeVar("P")
@@ -469,11 +469,16 @@ def tensors_outside(model: nn.Module) -> dict[int, tuple[str, Tensor]]:
 
 
 @contextmanager
-def leaving(model: nn.Module) -> Iterator[None]:
-    """Refuses a forward that leaves meta tensors behind, because a forward with values would find them."""
+def leaving(model: nn.Module, restores: bool = False) -> Iterator[None]:
+    """Refuses a forward that leaves meta tensors behind, because a forward with values would find them.
+
+    ``restores``: first sets the variables of the model's files back, so that ranks begin with empty caches.
+    Stages would fill such a cache differently, so this is only for models that run in one piece.
+    """
     before = tensors_outside(model)
     try:
-        yield
+        with put_back(files_of(model)) if restores else nullcontext():
+            yield
     finally:
         forget()
     new = [at for key, (at, _) in tensors_outside(model).items() if key not in before]

@@ -60,7 +60,8 @@ class MemoryOfResults:
             is changed later.
         named: modules that set an attribute on an input, or whose result is an input that gets an attribute
             later.
-        opaque: modules whose result has an object in which FSDP2 finds no tensors, each with its class.
+        opaque: modules whose result has an object in which FSDP2 finds no tensors, each with its class; ""
+            for a module that returns no tensor with a gradient, but leaves one elsewhere, as in an attribute.
     """
 
     def __init__(self, effects: StateEffects) -> None:
@@ -70,9 +71,12 @@ class MemoryOfResults:
         self._effects = effects
         self._pairs: list[_Pair] = []
         self._arguments: list[tuple[list[Tensor], list[dict[str, Any]]]] = []
+        self._began: list[int] = []
+        self._without_results: dict[str, range] = {}
 
     def enter(self, arguments: tuple[Tensor, ...]) -> None:
         """Notes that a module begins to run."""
+        self._began.append(_sequence())
         with torch._C.DisableTorchFunction():
             passed = [t for t in arguments if t.requires_grad and not batched(t)]
             self._arguments.append((passed, [_attributes(t) for t in passed]))
@@ -81,6 +85,27 @@ class MemoryOfResults:
         """Notes that module ``name`` ends."""
         with torch._C.DisableTorchFunction():  # a trace does not record what this reads
             self._compare(name, output)
+            if not self._began:
+                self._leaked(output)
+
+    def _leaked(self, output: Any) -> None:
+        """Records the modules without results with a gradient to which the model's output leads back.
+
+        Autograd numbers its nodes in the order in which they are made, so a module has made those with the
+        numbers that were given out as it ran.
+        """
+        if not self._without_results:
+            return
+        stack = [t.grad_fn for t in _leaves(output) if isinstance(t, Tensor) and t.grad_fn is not None]
+        seen = set(stack)
+        while stack:
+            node = stack.pop()
+            for name, numbers in self._without_results.items():
+                if node._sequence_nr() in numbers:
+                    self.opaque.setdefault(name, "")
+            new = {fn for fn, _ in node.next_functions if fn is not None} - seen
+            seen |= new
+            stack += new
 
     def _compare(self, name: str, output: Any) -> None:
         passed, attributes = self._arguments.pop()
@@ -88,6 +113,9 @@ class MemoryOfResults:
             self.named[name] = None
         leaves = [*_leaves(output)]
         results = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad and not batched(t)]
+        numbers = range(self._began.pop(), _sequence())
+        if numbers and not results:
+            self._without_results[name] = numbers
         copied = ((a, b) for a, b in combinations(results, 2) if a._is_view() or b._is_view())
         for one, two in (*product(passed, results), *copied):
             if self._shared(one, two):
@@ -127,6 +155,11 @@ def _leaves(output: Any) -> Iterator[Any]:
                 yield from _leaves(getattr(leaf, f.name, None))
         else:
             yield leaf
+
+
+def _sequence() -> int:
+    """Returns the number of the next node of autograd's graph."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
 def version(t: Tensor) -> int:

@@ -369,7 +369,8 @@ class Graph:
     that are called with a sparse tensor that needs a gradient. ``aliased``: modules whose result shares
     memory with an input, or with another result, that is changed in place later. ``named``: modules that set
     an attribute on an input, or whose result is an input on which one is set later. ``opaque``: modules whose
-    result contains an object of the named class, in which FSDP2 finds no tensors. ``detached``: the output
+    result contains an object of the named class, in which FSDP2 finds no tensors; "" if
+    they return none that needs a gradient, but leave one elsewhere. ``detached``: the output
     requires no gradient.
     """
 

@@ -82,6 +82,23 @@ def test_numbers_do_not_depend_on_what_was_made_before(maker):
     assert all(abs(t.std() - 1) < 0.1 for n, t in first.items() if n != "older")
 
 
+def test_a_generator_that_the_model_keeps_goes_on_after_the_draws_of_the_constructor():
+    plain = makers.KeepsGenerators()
+    model, recorded = constructor.record(makers.KeepsGenerators, 0)
+    for name in ("first", "second", "third", "unused"):
+        assert torch.equal(getattr(model, name).get_state(), getattr(plain, name).get_state()), name
+    for name in ("c", "d"):
+        assert torch.equal(replay(recorded.log, getattr(model, name), name, 0), getattr(plain, name)), name
+
+
+def test_memory_is_allocated_without_another_call_of_the_models_own_apply():
+    model, _ = constructor.record(makers.OwnApply)
+    assert model.calls == 1  # as by model.to(device)
+    fill._to_empty(model, torch.device("cpu"))
+    assert model.calls == 1
+    assert not any(t.is_meta for t in (*fill.tensors(model).values(), *model.lstm._flat_weights))
+
+
 def test_parametrized_weights_are_consistent():
     mine = again(makers.Parametrized)
     v, g = mine["weight.parametrizations.weight.original1"], mine["weight.parametrizations.weight.original0"]

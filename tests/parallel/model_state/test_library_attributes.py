@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextvars import copy_context
+from functools import partial
 
 import pytest
 import torch
@@ -21,6 +23,8 @@ PLACES = {
     "class": "torch.nn.modules.module.Module.library_nets_calls",
     "function": "torch.nn.functional.relu.library_nets_calls",
     "dict": "torch.library_nets_memo",
+    "main": "__main__.library_nets_calls",
+    "thread": "threading._MainThread.library_nets_calls",
 }
 
 
@@ -58,3 +62,10 @@ def test_on_stages_it_is_refused_and_on_one_rank_planning_leaves_none(how: str) 
     plan = plan_job(one)
     assert not changed(before, variables(files(nets.Net)))
     assert [n for n in plan.notes if n.key == "model"] == []
+
+
+def test_a_context_variable_without_a_value_has_none_after_planning() -> None:
+    model = {"_target_": "tests.parallel.library_nets.Net", "how": "context"}
+    job = copy_context().run(partial(own, "library_nets.Net", [6], stages=1, model=model))  # it runs the model
+    plan_job(job)
+    assert nets.COUNT.get(0) == 0

@@ -12,7 +12,7 @@ from launcher.job.schema.job import Job
 from launcher.parallel.model_state.references import inside
 from launcher.planner.plan_job import plan_job
 from tests.parallel.reference_nets import WAYS
-from tests.parity import own
+from tests.parity import assert_parity, own
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {"pipeline": {"micro_batch_num": 3}},
@@ -140,14 +140,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "Global",
-        {},
-        (
-            "model: the forward stores tensors in tests.parallel.reference_nets.TABLES, where ranks would find "
-            "the plan's tensors without values; make them buffers, or compute them each time"
-        ),
-    ),
-    (
-        "Global",
         {"early": True},
         (
             "model: the forward uses a tensor of shape (6,) that is neither a parameter "
@@ -186,6 +178,20 @@ def test_references_to_tensors_of_a_model_are_refused_with_the_place(name, setti
 )
 def test_harmless_references_to_tensors_of_a_model_are_planned(name, settings, layout):
     plan_job(net(name, layout, settings))
+
+
+@pytest.mark.parametrize("layout", ["one", "level3"])
+def test_a_table_that_the_forward_keeps_in_a_variable_is_exact_in_one_stage(layout):
+    assert_parity(net("Global", layout, {}))
+
+
+def test_a_table_that_the_forward_keeps_in_a_variable_is_refused_on_stages():
+    with pytest.raises(RequestError) as caught:
+        plan_job(net("Global", "pp2", {}))
+    assert str(caught.value) == (
+        "model: the forward stores tensors in tests.parallel.reference_nets.TABLES, where ranks would find "
+        "the plan's tensors without values; make them buffers, or compute them each time"
+    )
 
 
 def test_a_plan_leaves_nothing_without_numbers_in_a_cache():

@@ -34,6 +34,11 @@ OPAQUE = (
     "not gather the weights again for them; return a tuple, list or dictionary of tensors, or keep the weights "
     "gathered (try: parallel.hsdp.optimizer_level=level2)"
 )
+LEFT = (
+    "model: b: its forward returns no tensor that needs a gradient, but leaves one elsewhere, such as in an attribute. "
+    "FSDP2 does not find the tensors in it, so level3 would not gather the weights again for them; return a tuple, "
+    "list or dictionary of tensors, or keep the weights gathered (try: parallel.hsdp.optimizer_level=level2)"
+)
 SPARSE = (
     "model: c: called with a sparse tensor that needs a gradient, which FSDP2 cannot pass to modules with sharded "
     f"weights; pass its indices and values, or a dense tensor{NULL}"
@@ -52,6 +57,7 @@ REFUSED = {
     "NotesLater": NAMED,
     "Sets": SETS,
     **{net: OPAQUE.format(kind) for net, kind in OBJECTS.items()},
+    "InAttribute": LEFT,
     "SparseToModule": SPARSE,
 }
 
@@ -89,7 +95,7 @@ def test_a_dataclass_is_exact_over_shards(name: str, level: str) -> None:
         assert_parity(net(name, sharded(level)))
 
 
-@pytest.mark.parametrize("name", list(OBJECTS))
+@pytest.mark.parametrize("name", [*OBJECTS, "InAttribute"])
 def test_an_object_is_exact_where_weights_stay_gathered(name: str) -> None:
     assert_parity(net(name, sharded("level2")))
 

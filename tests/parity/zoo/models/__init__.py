@@ -9,7 +9,7 @@ from importlib.util import find_spec
 THEMES = (
     "grad_modes", "functions", "hooks", "aliases", "ties", "state", "norms", "embeddings", "parameters", "choices",
     "values", "containers", "blocks", "features", "references", "oddities", "uses", "flows",
-    "memos", "names",
+    "memos", "names", "outside",
 )  # fmt: skip
 NEEDS = {"theirs": "transformers"}
 

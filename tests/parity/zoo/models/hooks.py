@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tests.parity.zoo.case import ABCD, Net, odd
+from tests.parity.zoo.case import ABCD, D, Net, odd
 
 
 @odd(*ABCD)
@@ -117,3 +117,25 @@ class HookKeepsActivation(Net):
     def forward(self, x: Tensor) -> Tensor:
         h = self.c(self.b(self.a(x)))
         return self.d(h + self.kept["a"])
+
+
+@odd(*ABCD, "other")
+class GradientSurgery(Net):
+    """A hook keeps the gradient of one path for the hook of another, as gradient surgery between tasks does."""
+
+    def extra(self) -> None:
+        self.other = nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.b(self.a(x))
+        one, two = h.clone(), h.clone()
+        kept: dict[str, Tensor] = {}
+
+        def project(grad: Tensor) -> Tensor:
+            before = kept.get("grad", grad)
+            return grad - 0.5 * (grad * before).sum(1, keepdim=True) * before
+
+        if h.requires_grad:
+            one.register_hook(lambda grad: kept.update(grad=grad))
+            two.register_hook(project)
+        return self.d(self.c(two)) + self.other(one)  # type: ignore[no-any-return]

@@ -1,0 +1,161 @@
+"""Plain values that a stage's forward changes late, and that modules of other stages read.
+
+The plan refuses a model whose forwards change such a value. It tries a few forwards, so it misses a change at
+a later one: a flag in a global dictionary, a text in an object that several modules have. Each stage has its
+own process, and so its own copy of the value: the change would be lost.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+from launcher.parallel.model_state.deep_copy import TORCH_ATTRIBUTES
+from launcher.parallel.model_state.library_attributes import names_read
+from launcher.parallel.model_state.module_globals import files_of, variables_named
+from launcher.parallel.model_state.python_state import BY_IDENTITY, PLAIN, PythonState, changed, library
+from launcher.parallel.model_state.reachable_code import reachable
+
+NOTHING = object()
+ATTRIBUTES = re.compile(r"\.(\w+)(?!\w*\()")
+"""The names of attributes in a path such as ``.steps[0].count``, without ``.get()`` of context variables."""
+
+
+@dataclass
+class StepsOfSharedState:
+    """The places that a rank's stages and other stages have in common, and their values before a step.
+
+    ``variables`` yields those in the files of the model's code, and ``objects`` has those in attributes.
+    ``read`` has the names that forwards of the other stages read. ``before`` is ``None`` in a step that is
+    not compared.
+    """
+
+    variables: Callable[[], Iterable[tuple[str, Any]]]
+    objects: tuple[tuple[str, Any], ...]
+    read: frozenset[str]
+    before: PythonState | None = None
+    started: bool = False
+
+    def begin(self) -> None:
+        """Notes the values before a step. The first one is compared only from its first forwards on."""
+        if self.started:
+            self.before = self._values()
+        self.started = True
+
+    def first_forward(self) -> None:
+        """Notes the values after the first forward of a stage, which may fill caches."""
+        self.before = self._values()
+
+    def lost(self) -> list[str]:
+        """Returns the places whose plain values the step has changed: numbers, texts, and sets of them."""
+        return [] if self.before is None else lost(self.before, self._values(), self.read)
+
+    def _values(self) -> PythonState:
+        out = PythonState()
+        for name, value in (*self.variables(), *self.objects):
+            out.enter(name, value)
+        return out
+
+
+def lost(before: PythonState, after: PythonState, read: frozenset[str]) -> list[str]:
+    """Returns the places whose plain values differ, if the names of all attributes on the way are read."""
+    places = dict.fromkeys(
+        name
+        for name, path in changed(before, after)
+        if _plain(before.marks.get((name, path), NOTHING))
+        and _plain(after.marks.get((name, path), NOTHING))
+        and read.issuperset(ATTRIBUTES.findall(path))
+    )
+    return [*places]
+
+
+def _plain(mark: Any) -> bool:
+    return mark is NOTHING or isinstance(mark, PLAIN) or (isinstance(mark, tuple) and set in mark[:1])
+
+
+def steps_of_shared_state(
+    model: nn.Module, stages: Sequence[nn.Module], hooks: bool
+) -> StepsOfSharedState | None:
+    """Returns the state that modules in ``stages`` share with all others of ``model``; ``None`` without any.
+
+    Only the user's code changes such state, so modules of libraries are not examined. ``hooks``: the stages
+    may have a hook until their first forward ends; otherwise the first step is not compared.
+    """
+    own = {id(m) for stage in stages for m in stage.modules()}
+    others = [m for m in model.modules() if id(m) not in own and not library(type(m).__module__)]
+    ours = [m for m in model.modules() if id(m) in own and not library(type(m).__module__)]
+    if not others or not ours:
+        return None
+
+    # variables that forwards of other stages name, and objects to which attributes on both sides lead
+    read = names_in_forwards(others)
+    variables = variables_named(files_of(*ours), read)
+    theirs = _objects(others, read)
+    objects = tuple((name, v) for key, (name, v) in _objects(ours, None).items() if key in theirs)
+    out = StepsOfSharedState(variables, objects, read)
+    for stage in stages if hooks else ():
+        _once(stage, out.first_forward)
+    return out
+
+
+def names_in_forwards(modules: Sequence[nn.Module]) -> frozenset[str]:
+    """Returns the names of variables and attributes in the code that forwards of ``modules`` run.
+
+    This is the code of ``forward``, of the forward hooks, and of all that their code refers to by a name of a
+    function, method or attribute. A hook of the backward is not included, if no forward names it.
+    """
+    kinds = {k for m in modules for k in type(m).__mro__ if not library(k.__module__)}
+    hooks = [f for m in modules for f in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
+    names, before = frozenset({"forward", "__call__", "__getattr__"}), frozenset[str]()
+    while names != before:
+        before = names
+        starts: list[Any] = [*hooks]
+        for owner in (*kinds, *modules):
+            inside = [v for name, v in vars(owner).items() if name in names and name not in TORCH_ATTRIBUTES]
+            starts += (v.func if isinstance(v, cached_property) else v for v in inside)
+        code = reachable(starts, library, _runs_elsewhere)
+        names |= names_read(f for f in code if isinstance(f, FunctionType))
+    return names
+
+
+def _runs_elsewhere(value: Any) -> bool:
+    """Returns true for code of other modules, which they run themselves, and for what no forward runs."""
+    if isinstance(value, FunctionType):
+        return value.__name__ == "backward"
+    return isinstance(value, type) and issubclass(value, nn.Module)
+
+
+def _once(stage: nn.Module, call: Callable[[], None]) -> None:
+    """Calls ``call`` when the first forward of ``stage`` ends."""
+
+    def hook(*_: object) -> None:
+        handle.remove()
+        call()
+
+    handle = stage.register_forward_hook(hook)
+
+
+def _objects(modules: Iterable[nn.Module], read: frozenset[str] | None) -> dict[int, tuple[str, Any]]:
+    """Returns the objects in attributes of modules that can change in place, by id, each with its place.
+
+    ``read``: only those in attributes of these names.
+    """
+    out: dict[int, tuple[str, Any]] = {}
+    for module in modules:
+        for name, value in _attributes(module, read):
+            out.setdefault(id(value), (f"{name} of {type(module).__name__}", value))
+    return out
+
+
+def _attributes(module: nn.Module, read: frozenset[str] | None) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(module).items():
+        if read is not None and name not in read:
+            continue
+        if name not in TORCH_ATTRIBUTES and not isinstance(value, (*PLAIN, *BY_IDENTITY)):
+            yield name, value
