@@ -347,20 +347,37 @@ def _tried(job: Job, model: ModelRead) -> OptimizerTraits | None:
     shapes = [p.spec.shape for p in skeleton.params if p.trainable and not p.buffer and p.same_as == p.name]
     if not isinstance(job.optim, Target) or not shapes:
         return None
+    from torch.optim import Optimizer
+
+    from launcher.job.targets import factory
     from launcher.optim.build import build_own
     from launcher.optim.dry_run import probe
+    from launcher.parallel.model_state.module_globals import files, put_back
+    from launcher.parallel.model_state.python_state import library
     from launcher.parallel.model_state.references import unmarked
 
     build = partial(build_own, job.optim, job.security.allow)
     cure = "give weights their own settings by name: optim.groups of a built-in optimizer"
-    with unmarked(model.marks, job.optim.target, cure, "optim._target_"):
+    made = factory(job.optim.target, job.security.allow, Optimizer, key="optim._target_")
+    names = [] if library(made.__module__) else files(made)
+    with unmarked(model.marks, job.optim.target, cure, "optim._target_"), put_back(names):
         return probe(
             build,
             job.optim.target,
             shapes,
             device=device_kernels.planned_kind(),
             dtype=DTYPE[job.train.precision],
+            watch=partial(_changes, names),
         )
+
+
+def _changes(names: Sequence[str]) -> Callable[[], list[str]]:
+    """Returns a function that names the variables of these Python modules that have changed since."""
+    from launcher.parallel.model_state.module_globals import variables
+    from launcher.parallel.model_state.python_state import changed
+
+    before = variables(names)
+    return lambda: [*dict.fromkeys(name for name, _ in changed(before, variables(names)))]
 
 
 def _schedule_problems(job: Job, steps: int, traces: Traces | None) -> list[Problem]:

@@ -239,6 +239,8 @@ REFUSED: dict[str, tuple[str, str, str]] = {
                       "which cannot be saved for parameters that are cut: first.weight, first.bias, second.weight and "
                       "4 more. Use stages and replicas, where every rank has full tensors, or keep tensors of the "
                       "parameter's shape"),
+    "class": (OURS + "CountsInClass", "one",
+              f"{LOST} it keeps state in tests.optim.theirs.CountsInClass.steps, outside of the object {KEEP}"),
     "columns": (ROWS, "operators", "its update of one element of a tensor depends on the rest of the tensor "
                                    "(seen on small tensors), and second.weight would be cut over tp; it can be "
                                    "used with pipeline stages and replicas, where every rank has full tensors"),
@@ -256,6 +258,11 @@ def test_optimizers_that_a_layout_would_change_are_refused(path, layout, why):
 @pytest.mark.parametrize("name", ["ById", "TextInState", "GlobalState", "Flat"])
 def test_an_optimizer_may_have_any_state_if_nothing_is_saved(name):
     plan_job(job_with_optimizer(OURS + name, "one" if name == "GlobalState" else "replicas", steps=("train",)))
+
+
+def test_a_trial_leaves_what_a_class_counts_in_its_variables_unchanged():
+    plan_job(job_with_optimizer(OURS + "CountsInClass", "one", steps=("train",)))
+    assert theirs.CountsInClass.steps == 0
 
 
 def test_a_piece_without_elements_is_refused_where_the_class_fails_on_it_and_the_cure_passes():

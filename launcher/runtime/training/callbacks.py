@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import RunError
+from launcher.parallel.trace.rank_reads import streams_kept
+from launcher.runtime.device import forked_streams
 from launcher.user_errors import user_error
 
 
@@ -38,13 +40,16 @@ class TrainingEvent:
 class Callbacks:
     """The callbacks of one rank, ``each`` with its name in errors; some ranks may have none.
 
-    If the job has callbacks, every rank has this object, as ``agreed`` is a collective.
+    If the job has callbacks, every rank has this object, as ``agreed`` is a collective. Random numbers that
+    they draw do not advance the streams of the training on ``device``: a callback runs on one rank, ranks of
+    ``tp`` draw the same numbers, and a resumed run calls ``on_start`` again.
     """
 
     each: Sequence[tuple[str, object]]
     steps: int
     folder: Path
     rank: int
+    device: torch.device
     stop_requested: bool = False
     _last: dict[str, float] = field(default_factory=dict)
 
@@ -73,7 +78,8 @@ class Callbacks:
             if act is None:
                 continue
             try:
-                answer = act(event)
+                with streams_kept(), forked_streams(self.device):
+                    answer = act(event)
             except (Exception, SystemExit) as error:  # user code may raise anything
                 raise RunError(f"{name}.{hook} failed after step {step}: {user_error(error)}") from error
             self.stop_requested |= answer is True
