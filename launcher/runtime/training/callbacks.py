@@ -12,7 +12,9 @@ import torch.distributed as dist
 
 from launcher.errors import RunError
 from launcher.parallel.trace.rank_reads import streams_kept
+from launcher.plan.values.module_names import listed
 from launcher.runtime.device import forked_streams
+from launcher.runtime.training.late_state import Digests, attribute_digests, changed
 from launcher.user_errors import user_error
 
 
@@ -52,6 +54,11 @@ class Callbacks:
     device: torch.device
     stop_requested: bool = False
     _last: dict[str, float] = field(default_factory=dict)
+    _first: list[Digests] = field(init=False)
+    _noted: set[tuple[str, str]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._first = [attribute_digests(one) for _, one in self.each]
 
     def call(
         self, hook: str, step: int, metrics: Mapping[str, float], checkpoint: Path | None = None
@@ -83,6 +90,18 @@ class Callbacks:
             except (Exception, SystemExit) as error:  # user code may raise anything
                 raise RunError(f"{name}.{hook} failed after step {step}: {user_error(error)}") from error
             self.stop_requested |= answer is True
+
+    def unsaved(self) -> list[str]:
+        """Returns notes on attributes that the callbacks have changed, each attribute once."""
+        out = []
+        for (name, one), first in zip(self.each, self._first, strict=True):
+            names = [n for n in changed(first, attribute_digests(one)) if (name, n) not in self._noted]
+            if names:
+                text = f"{name} has changed {listed(names)}; no checkpoint contains it"
+                cure = "if that matters, write it to a file in event.folder and read it in on_start"
+                out.append(f"{text}, so a resumed run resets it; {cure}")
+                self._noted.update((name, n) for n in names)
+        return out
 
     def agreed(self) -> bool:
         """Returns true if a callback of any rank has asked to stop. Every rank calls it."""
