@@ -86,3 +86,10 @@ class Warms:
     def on_step(self, event: Any) -> None:
         self.calls += 1
         own.WARMTH["scale"] = 1 + 0.1 * event.step
+
+
+class Disables:
+    """Forgets to enable gradients again."""
+
+    def on_step(self, event: Any) -> None:
+        torch.set_grad_enabled(False)

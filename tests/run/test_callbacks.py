@@ -117,3 +117,12 @@ def test_what_a_callback_changes_beside_the_training_is_noted_at_a_checkpoint(tm
         "resets it; if that matters, write it to a file in event.folder and read it in on_start\n"
     ) in out
     assert out.count("has changed calls") == 1
+
+
+def test_a_callback_that_leaves_gradients_disabled_ends_the_run(tmp_path, capsys):
+    words = [*TINY, *shape(), "callbacks=[{_target_: tests.run.callbacks.Disables}]", ALLOW, "train.steps=2"]
+    assert main([*words, f"run_dir={tmp_path}/run"]) == 1
+    assert capsys.readouterr().err.splitlines()[0] == (
+        "error: rank 0: gradients are disabled: a callback, the data, a metric or the optimizer has called "
+        "torch.set_grad_enabled(False); write `with torch.no_grad():` instead"
+    )
