@@ -96,6 +96,10 @@ class OwnMetric:
     def value(self, total: float, count: float) -> float:
         return total / count
 
+    @property
+    def instance(self) -> object:
+        return self._made
+
 
 def made(settings: Target, allow: tuple[str, ...], key: str, device: torch.device) -> Any:
     """Builds an instance; the buffers of a module are moved to ``device``. Raises ``RequestError``."""
@@ -302,6 +306,10 @@ def _wrong(tried: Tried, output: Output, count: Callable[[Tensor], Tensor] | Non
             text = f"it counts {counted.item():g}, but its count(target) is {alone.item():g}"
             yield Problem(tried.key, f"{tried.name}: {text}; both must be the same")
 
+    if count is None and _overwrites(tried, output):
+        text = "it changes its output or its targets in place, which the loss and other metrics use too"
+        yield Problem(tried.key, f"{tried.name}: {text}; clone them first")
+
     # over parts of them
     ways = [("samples", 0)] + ([("positions of a sequence", 1)] if tried.pieces else [])
     for unit, dim in ways:
@@ -335,6 +343,14 @@ def _called(tried: Tried, output: Output, target: Tensor, trains: bool) -> tuple
     return total, counted, [*grads]
 
 
+def _overwrites(tried: Tried, output: Output) -> bool:
+    """Returns true if a call changes the numbers of its arguments."""
+    argument, target = each(output, torch.clone), tried.targets.clone()
+    tried.call(argument, target)
+    pairs = zip([*tensors(argument), target], [*tensors(output), tried.targets], strict=True)
+    return any(not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
+
+
 def _trains_others(total: Tensor, wanted: list[Tensor]) -> bool:
     """Returns true if ``total`` has a gradient for a tensor that is not in ``wanted``."""
     nodes, seen = [total.grad_fn], set[Any]()
@@ -350,8 +366,14 @@ def _trains_others(total: Tensor, wanted: list[Tensor]) -> bool:
     return False
 
 
-def counting_problem(tried: Tried, instance: object) -> Problem | None:
-    """Returns the problem of an ``instance`` that counts its calls, and whose sum changes after many."""
+IN_MODEL = "Count in a buffer of the model"
+
+
+def counting_problem(tried: Tried, instance: object, cure: str = IN_MODEL) -> Problem | None:
+    """Returns the problem of an ``instance`` that counts its calls, and whose sum changes after many.
+
+    ``cure``: what to do instead.
+    """
     if sum(prod(t.shape) for t in tried.made) * len(tried.targets) > FEW:
         return None
     output = _outputs(tried, torch.Generator().manual_seed(0))
@@ -367,7 +389,7 @@ def counting_problem(tried: Tried, instance: object) -> Problem | None:
                     names = ", ".join(name for _, name in counters)
                     text = f"it counts its calls ({names}), and its sum is another one after more"
                     why = "each layout calls it another number of times, and no checkpoint contains the count"
-                    return Problem(tried.key, f"{tried.name}: {text}; {why}. Count in a buffer of the model")
+                    return Problem(tried.key, f"{tried.name}: {text}; {why}. {cure}")
     finally:
         _set(instance, before)
     return None

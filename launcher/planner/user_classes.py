@@ -205,9 +205,9 @@ def objective_problems(job: Job, made: Plan, target: TensorSpec) -> Iterator[Pro
     for one in job.metrics:
         if isinstance(one, Target):
             metric = OwnMetric(one, allow, cpu)
-            refusal = problem(
-                Tried("metrics", one.target, metric.pair, output, targets, pieces, made.output_keys)
-            )
+            tried = Tried("metrics", one.target, metric.pair, output, targets, pieces, made.output_keys)
+            alone = "Compute it from its arguments alone"
+            refusal = problem(tried) or counting_problem(tried, metric.instance, alone)
             yield from [refusal] if refusal else []
 
 
