@@ -48,6 +48,7 @@ from launcher.planner import (
     train_steps,
     user_classes,
 )
+from launcher.planner.environment_reads import same_on_all_ranks
 from launcher.planner.loaded_param_layouts import check_stored_layouts, with_threshold
 from launcher.planner.recompute_trial_plans import drawn_graph, solved
 from launcher.planner.request_files import inlined
@@ -280,7 +281,7 @@ def _cut_at_leaves_or_stacks(
     refuse([*user_classes.document_problems(resolved.job, lambda: model.module)])
     resolved = with_threshold(resolved, model.skeleton, request.sizes.grid)
     job = resolved.job
-    traits = _tried(job, model)
+    traits = _tried(job, model, request.sizes.grid.size)
     request, more = _unwrapped(request, model.skeleton)
     fine, kept = _undivided(job, request, model.skeleton, leaves(request, model.skeleton))
     more += kept
@@ -341,7 +342,7 @@ def _uncut_note(coarse: Sequence[str], fine: Sequence[str], why: Problem) -> Not
     return Note(written_stages.KEY, f"auto: {shut} stays in one piece, because it cannot be cut: {why.text}")
 
 
-def _tried(job: Job, model: ModelRead) -> OptimizerTraits | None:
+def _tried(job: Job, model: ModelRead, ranks: int) -> OptimizerTraits | None:
     """What the user's optimizer class does; ``None`` for built-in ones or if nothing is trained."""
     skeleton = model.skeleton
     shapes = [p.spec.shape for p in skeleton.params if p.trainable and not p.buffer and p.same_as == p.name]
@@ -360,7 +361,8 @@ def _tried(job: Job, model: ModelRead) -> OptimizerTraits | None:
     cure = "give weights their own settings by name: optim.groups of a built-in optimizer"
     made = factory(job.optim.target, job.security.allow, Optimizer, key="optim._target_")
     names = [] if library(made.__module__) else files(made)
-    with unmarked(model.marks, job.optim.target, cure, "optim._target_"), put_back(names):
+    alike = same_on_all_ranks("optim._target_", job.optim.target, ranks)
+    with alike, unmarked(model.marks, job.optim.target, cure, "optim._target_"), put_back(names):
         return probe(
             build,
             job.optim.target,

@@ -206,6 +206,17 @@ def test_a_metric_that_depends_on_calls_or_changes_what_others_use_is_refused(na
     assert (problem.key, problem.text) == ("metrics", f"{OWN}.{name}: {CHANGING[name]}")
 
 
+def test_a_metric_that_adds_up_the_ranks_itself_is_refused_on_several() -> None:
+    with pytest.raises(RequestError) as caught:
+        plan_job(job_with_loss(metrics=[own("Gathered")]))
+    assert str(caught.value) == (
+        f"metrics: {OWN}.Gathered: it asks for torch.distributed.is_initialized(), but 2 ranks get another answer than "
+        "one process, so another layout gives other numbers; remove it: the launcher combines samples, gradients, "
+        "losses and metrics itself"
+    )
+    plan_job(job_with_loss(metrics=[own("Gathered")], parallel={}))
+
+
 def test_a_loss_that_changes_its_output_in_place_is_planned() -> None:
     plan_job(job_with_loss(loss=own("InPlace")))
 

@@ -241,6 +241,10 @@ REFUSED: dict[str, tuple[str, str, str]] = {
                       "parameter's shape"),
     "class": (OURS + "CountsInClass", "one",
               f"{LOST} it keeps state in tests.optim.theirs.CountsInClass.steps, outside of the object {KEEP}"),
+    "ranks": (OURS + "Averages", "replicas",
+              "it asks for torch.distributed.is_initialized(), but 2 ranks get another answer than one process, so "
+              "another layout gives other numbers; remove it: the launcher combines samples, gradients, losses and "
+              "metrics itself"),
     "columns": (ROWS, "operators", "its update of one element of a tensor depends on the rest of the tensor "
                                    "(seen on small tensors), and second.weight would be cut over tp; it can be "
                                    "used with pipeline stages and replicas, where every rank has full tensors"),

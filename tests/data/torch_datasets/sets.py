@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -156,6 +157,14 @@ class ByRank(Row):
         for i, item in enumerate(super().__iter__()):
             if not there or i % dist.get_world_size() == dist.get_rank():
                 yield item
+
+
+class ByProcess(Row):
+    """A stream whose items differ between processes."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for x, y in super().__iter__():
+            yield x + os.getpid(), y
 
 
 class Counted(Row):

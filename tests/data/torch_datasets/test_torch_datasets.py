@@ -329,9 +329,20 @@ def test_an_item_that_turns_out_bad_ends_the_run_with_its_number(case, tmp_path)
     assert failed.value.fault.message.startswith(f"data._target_ = {NAME}.{text}")
 
 
-def test_a_stream_that_splits_itself_by_rank_ends_the_run(tmp_path):
+def test_a_stream_that_splits_itself_by_rank_is_refused_on_several():
+    with pytest.raises(RequestError) as refused:
+        plan_job(trained(of("ByRank"), "hsdp2"))
+    assert str(refused.value) == (
+        f"data._target_: {NAME}.ByRank: it asks for torch.distributed.is_initialized(), but 2 ranks get another answer "
+        "than one process, so another layout gives other numbers; remove it: the launcher combines samples, gradients, "
+        "losses and metrics itself"
+    )
+    plan_job(trained(of("ByRank")))
+
+
+def test_a_stream_that_differs_between_processes_ends_the_run(tmp_path):
     with pytest.raises(RanksFailed) as failed:
-        on_layout(trained(of("ByRank"), "hsdp2"), tmp_path)
+        on_layout(trained(of("ByProcess"), "hsdp2"), tmp_path)
     assert failed.value.fault.message == (
         "rank 1 has other data than rank 0: its first sample differs; every rank must open all "
         "samples: the launcher divides them; do not split the data by rank"
