@@ -67,6 +67,54 @@ class Rows(Dataset[Any]):
         return shapes.get(self.how, (x, y))
 
 
+class InEpochs(Rows):
+    """Items whose size depends on the epoch, which a loop sets."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, i: int) -> Any:
+        x, y = super().__getitem__(i)
+        return x * (1 + self.epoch), y
+
+
+class LateReads(Rows):
+    """Other items after 100 reads."""
+
+    reads = 0
+
+    def __getitem__(self, i: int) -> Any:
+        self.reads += 1
+        x, y = super().__getitem__(i)
+        return x * (2 if self.reads > 100 else 1), y
+
+
+class OneBuffer(Rows):
+    """Writes all items into one array, and returns it."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        self.buffer = np.zeros(SIDE)
+
+    def __getitem__(self, i: int) -> Any:
+        x, y = super().__getitem__(i)
+        self.buffer[:] = x.numpy()
+        return self.buffer, y
+
+
+class InBatches(Rows):
+    """Reads several items at once; ``same`` as one by one, or shifted."""
+
+    def __init__(self, samples: int, same: bool) -> None:
+        super().__init__(samples)
+        self.same = same
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[i] if self.same else (self[i][0] + 1, self[i][1]) for i in indices]
+
+
 class NoSplit(Rows):
     """A data set whose constructor has no argument for the split."""
 
