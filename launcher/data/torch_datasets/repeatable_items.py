@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from launcher.data.source import Dataset, Source
-from launcher.data.torch_datasets.items import collated, problems
+from launcher.data.torch_datasets.items import BadItem, collated, problems
 from launcher.data.torch_datasets.open import KEY
 from launcher.data.torch_datasets.readers import IndexedStream, MapStyle, global_generators
 from launcher.errors import Problem
@@ -19,6 +19,8 @@ from launcher.user_counters import MANY, integers, set_integers
 
 ITEMS, TIMES = 4, 4
 """The number of items that are read, and how often. A coin toss per item is missed once in 4000 times."""
+SPREAD = 12
+"""The number of items all over the data set that are read twice: some classes change few of their items."""
 
 
 DRAW = (
@@ -87,6 +89,9 @@ def _unsteady(mine: Source, theirs: Source) -> Problem | None:
         if at is not None:
             text = f"item {at} differs when it is read again, so no two layouts would train the same"
             return Problem(KEY, f"{mine.name}: {text}; {DRAW}")
+    if isinstance(mine, MapStyle) and (at := _differs_in_spread(mine)) is not None:
+        text = f"item {at} differs when it is read again, so no two layouts would train the same"
+        return Problem(KEY, f"{mine.name}: {text}; {DRAW}")
     at = _differs(first, _read(theirs, n))
     if at is not None:
         text = f"built a second time, its item {at} differs, and each rank builds its own copy"
@@ -102,6 +107,17 @@ def _unsteady(mine: Source, theirs: Source) -> Problem | None:
     if isinstance(mine, MapStyle) and (why := _counting(mine, mine.dataset) or _batched(mine, n)):
         return Problem(KEY, f"{mine.name}: {why}")
     return _lost(mine, first) if isinstance(mine, IndexedStream) and n > 1 else None
+
+
+def _differs_in_spread(source: MapStyle) -> int | None:
+    """Returns the number of an item that differs when it is read again, out of some all over the data set."""
+    for place in dict.fromkeys(np.linspace(0, len(source) - 1, SPREAD).astype(int).tolist()):
+        row = np.array([place])
+        with suppress(BadItem):  # the run reports it, if it reads the item
+            once, again = ([*source.inputs(row), source.targets(row)] for _ in range(2))
+            if not all(map(_same, once, again)):
+                return int(source.part[place])
+    return None
 
 
 def _counting(source: Source, instance: object) -> str:

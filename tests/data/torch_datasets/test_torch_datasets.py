@@ -226,6 +226,11 @@ REFUSED = {
         f"data._target_: {NAME}.Rows: built a second time, its item 0 differs, and each rank builds its own copy; "
         f"{DRAW}; in its constructor, they are seeded by the seed",
     ),
+    "seldom own generator": (
+        trained(of("Rows", samples=N, how="seldom own generator")),
+        f"data._target_: {NAME}.Rows: item 4 differs when it is read again, so no two layouts would train the same; "
+        f"{DRAW}",
+    ),
     "counts its reads": (
         trained(of("LateReads", samples=N)),
         f"data._target_: {NAME}.LateReads: it counts what it reads (reads), and item 0 is another one after more; each "
