@@ -49,6 +49,7 @@ ANYWHERE: dict[str, dict[str, Any]] = {
     "torch.optim.RMSprop": {"momentum": 0.9, "centered": True}, "tests.optim.theirs.Lion": {},
     "tests.optim.theirs.IntStep": {}, "tests.optim.theirs.CounterInGroup": {}, "tests.optim.theirs.Swapped": {},
     "tests.optim.theirs.Rare": {}, "tests.optim.theirs.TensorRate": {}, "tests.optim.theirs.Lookahead": {},
+    "tests.optim.theirs.FlatBuffer": {},
 }  # fmt: skip
 """Optimizers that treat each number by itself."""
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -62,7 +63,7 @@ TOGETHER = ("tests.optim.theirs.GlobalNorm", "tests.optim.theirs.Prodigy")
 """Optimizers that read all tensors together."""
 EVERYWHERE = (
     "torch.optim.AdamW", "foreach", *(f"tests.optim.theirs.{n}" for n in (
-        "IntStep", "CounterInGroup", "Swapped", "Lookahead",
+        "IntStep", "CounterInGroup", "Swapped", "Lookahead", "FlatBuffer",
     )),
 )  # fmt: skip
 ROWS, NOISE = "tests.optim.theirs.RowWise", "tests.optim.theirs.Noise"

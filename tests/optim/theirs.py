@@ -472,3 +472,19 @@ class Averages(Base):
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(g)
         return -group["lr"] * g
+
+
+class FlatBuffer(Base):
+    """Makes all parameters views of one buffer, and updates the buffer alone."""
+
+    def __init__(self, params: Params, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        ps = self.param_groups[0]["params"]
+        self.flat = torch.cat([p.detach().flatten() for p in ps])
+        for p, part in zip(ps, self.flat.split([p.numel() for p in ps]), strict=True):
+            p.data = part.view_as(p)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        group = self.param_groups[0]
+        self.flat.sub_(torch.cat([p.grad.flatten() for p in group["params"]]), alpha=group["lr"])
