@@ -19,6 +19,8 @@ from launcher.user_counters import MANY, integers, set_integers
 
 ITEMS, TIMES = 4, 4
 """The number of items that are read, and how often. A coin toss per item is missed once in 4000 times."""
+BATCH = 24
+"""The number of samples of a ``Source`` that are read together, as some classes sort large batches."""
 SPREAD = 12
 """The number of items all over the data set that are read twice: some classes change few of their items."""
 
@@ -75,8 +77,11 @@ def unsteady_source(name: str, mine: Source, theirs: Source) -> Iterator[Problem
                     text = f"sample {at} differs when it {how}, so no two layouts would train the same"
                     yield Problem(KEY, f"{name}: {text}; {STEADY}")
                     return
-        if why := _counting(mine, mine):
-            yield Problem(KEY, f"{name}: {why.replace(BY_EPOCH, STEADY)}")
+        if (at := _differs_in_batch(mine)) is not None:
+            text = f"sample {at} differs when it is read with more others"
+            yield Problem(KEY, f"{name}: {text}, so no two layouts would train the same; {STEADY}")
+        elif why := _counting(mine, mine):
+            yield Problem(KEY, f"{name}: {why}; {STEADY}")
 
 
 def _unsteady(mine: Source, theirs: Source) -> Problem | None:
@@ -104,9 +109,19 @@ def _unsteady(mine: Source, theirs: Source) -> Problem | None:
     if at is not None:
         text = f"item {at} differs when others are read after it, so no two layouts would train the same"
         return Problem(KEY, f"{mine.name}: {text}; return a new tensor or array for each item")
-    if isinstance(mine, MapStyle) and (why := _counting(mine, mine.dataset) or _batched(mine, n)):
+    if isinstance(mine, MapStyle) and (why := _counting(mine, mine.dataset)):
+        return Problem(KEY, f"{mine.name}: {why}; {BY_EPOCH}")
+    if isinstance(mine, MapStyle) and (why := _batched(mine, n)):
         return Problem(KEY, f"{mine.name}: {why}")
     return _lost(mine, first) if isinstance(mine, IndexedStream) and n > 1 else None
+
+
+def _differs_in_batch(source: Source) -> int | None:
+    """Returns the index of a sample that differs in a larger batch; ``None`` if all are the same."""
+    every = np.arange(min(BATCH, len(source)))[::-1].copy()
+    together = [*source.inputs(every), source.targets(every)]
+    rows = [[t[i : i + 1].clone() for t in together] for i in range(len(every))][::-1]
+    return _differs(rows, _read(source, len(every)))
 
 
 def _differs_in_spread(source: MapStyle) -> int | None:
@@ -135,13 +150,13 @@ def _counting(source: Source, instance: object) -> str:
             if at is not None:
                 names = ", ".join(name for _, name in counters)
                 text = f"it counts what it reads ({names}), and item {at} is another one after more"
-                return f"{text}; each layout and a resumed run read another number of items. {BY_EPOCH}"
+                return f"{text}; each layout and a resumed run read another number of items"
     finally:
         set_integers(instance, before)
     return ""
 
 
-BY_EPOCH = "Use the index, or the epoch, which the launcher passes to set_epoch(epoch)"
+BY_EPOCH = "use the index, or the epoch, which the launcher passes to set_epoch(epoch)"
 
 
 def _batched(source: MapStyle, n: int) -> str:

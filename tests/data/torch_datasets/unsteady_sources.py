@@ -76,3 +76,9 @@ class HardensLate(Steady):
     def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
         (x,) = super().inputs(indices)
         return (x * (2 if self.calls > 100 else 1),)
+
+
+class SortsLargeBatches(Steady):
+    def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
+        (x,) = super().inputs(indices)
+        return (x[x[:, 0].argsort()] if len(x) > 8 else x,)
