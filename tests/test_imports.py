@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 # A module belongs to the layer with the longest prefix; modules directly in launcher/ are wiring.
 LAYERS = {
     "launcher.errors": "errors",
+    "launcher.user_counters": "errors",
     "launcher.user_errors": "errors",
     "launcher.optional": "errors",
     "launcher.untrusted": "untrusted",

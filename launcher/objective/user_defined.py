@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +24,7 @@ from launcher.objective.losses import at_least_float32
 from launcher.objective.losses_over_ranks import ClassShards
 from launcher.objective.model_outputs import Output, each, formed, tensors
 from launcher.plan.values.tensor_spec import TensorSpec
+from launcher.user_counters import MANY, integers, set_integers
 from launcher.user_errors import owned
 
 Pair = tuple[Tensor, Tensor]
@@ -96,6 +96,10 @@ class OwnMetric:
     def value(self, total: float, count: float) -> float:
         return total / count
 
+    @property
+    def instance(self) -> object:
+        return self._made
+
 
 def made(settings: Target, allow: tuple[str, ...], key: str, device: torch.device) -> Any:
     """Builds an instance; the buffers of a module are moved to ``device``. Raises ``RequestError``."""
@@ -156,10 +160,6 @@ SAMPLES, TIMES = 4, 16
 UNTRAINED = "which would not be trained; move it into the model"
 FAR = 20.0
 """How far the outputs of trained samples are from untrained ones."""
-MANY = (10, 1000, 1_000_000)
-"""How many calls more a loss that counts them is tried after."""
-LIBRARIES = ("builtins", "launcher", "torch")
-"""Packages whose classes keep no state of a user's loss."""
 SCALES = (1.0, 20.0, 0.01)
 """Widths of the ranges of outputs that are tried: from 0 to 1 as drawn, the others around 0."""
 
@@ -302,6 +302,10 @@ def _wrong(tried: Tried, output: Output, count: Callable[[Tensor], Tensor] | Non
             text = f"it counts {counted.item():g}, but its count(target) is {alone.item():g}"
             yield Problem(tried.key, f"{tried.name}: {text}; both must be the same")
 
+    if count is None and _overwrites(tried, output):
+        text = "it changes its output or its targets in place, which the loss and other metrics use too"
+        yield Problem(tried.key, f"{tried.name}: {text}; clone them first")
+
     # over parts of them
     ways = [("samples", 0)] + ([("positions of a sequence", 1)] if tried.pieces else [])
     for unit, dim in ways:
@@ -335,6 +339,14 @@ def _called(tried: Tried, output: Output, target: Tensor, trains: bool) -> tuple
     return total, counted, [*grads]
 
 
+def _overwrites(tried: Tried, output: Output) -> bool:
+    """Returns true if a call changes the numbers of its arguments."""
+    argument, target = each(output, torch.clone), tried.targets.clone()
+    tried.call(argument, target)
+    pairs = zip([*tensors(argument), target], [*tensors(output), tried.targets], strict=True)
+    return any(not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
+
+
 def _trains_others(total: Tensor, wanted: list[Tensor]) -> bool:
     """Returns true if ``total`` has a gradient for a tensor that is not in ``wanted``."""
     nodes, seen = [total.grad_fn], set[Any]()
@@ -350,47 +362,33 @@ def _trains_others(total: Tensor, wanted: list[Tensor]) -> bool:
     return False
 
 
-def counting_problem(tried: Tried, instance: object) -> Problem | None:
-    """Returns the problem of an ``instance`` that counts its calls, and whose sum changes after many."""
+IN_MODEL = "Count in a buffer of the model"
+
+
+def counting_problem(tried: Tried, instance: object, cure: str = IN_MODEL) -> Problem | None:
+    """Returns the problem of an ``instance`` that counts its calls, and whose sum changes after many.
+
+    ``cure``: what to do instead.
+    """
     if sum(prod(t.shape) for t in tried.made) * len(tried.targets) > FEW:
         return None
     output = _outputs(tried, torch.Generator().manual_seed(0))
-    before = _integers(instance)
+    before = integers(instance)
     try:
         with suppress(Exception):  # a class for float32
             total = _called(tried, output, tried.targets, trains=False)[0]
-            counters = {key: n for key, n in _integers(instance).items() if before.get(key, n) != n}
+            counters = {key: n for key, n in integers(instance).items() if before.get(key, n) != n}
             for many in MANY if counters else ():
-                _set(instance, {key: n + many for key, n in counters.items()})
+                set_integers(instance, {key: n + many for key, n in counters.items()})
                 later = _called(tried, output, tried.targets, trains=False)[0]
                 if later.item() != total.item():
                     names = ", ".join(name for _, name in counters)
                     text = f"it counts its calls ({names}), and its sum changes after more of them"
                     why = "each layout calls it another number of times, and no checkpoint contains the count"
-                    return Problem(tried.key, f"{tried.name}: {text}; {why}. Count in a buffer of the model")
+                    return Problem(tried.key, f"{tried.name}: {text}; {why}. {cure}")
     finally:
-        _set(instance, before)
+        set_integers(instance, before)
     return None
-
-
-def _owners(instance: object) -> list[object]:
-    """Returns the objects in which a loss may count: itself, the user's classes of it, and their files."""
-    kinds = [kind for kind in type(instance).__mro__ if kind.__module__.partition(".")[0] not in LIBRARIES]
-    owners = [instance, *kinds, *(sys.modules.get(kind.__module__) for kind in kinds)]
-    return [owner for owner in owners if hasattr(owner, "__dict__")]
-
-
-def _integers(instance: object) -> dict[tuple[int, str], int]:
-    """Returns the integers in attributes of ``_owners``, by the owner's index and the name."""
-    owners = enumerate(map(vars, _owners(instance)))
-    return {(at, name): n for at, values in owners for name, n in values.items() if type(n) is int}
-
-
-def _set(instance: object, integers: Mapping[tuple[int, str], int]) -> None:
-    owners = _owners(instance)
-    for (at, name), n in integers.items():
-        if vars(owners[at]).get(name) != n:
-            setattr(owners[at], name, n)
 
 
 def _joined(whole: Tensor | None, a: Tensor | None, b: Tensor | None, dim: int, close: float) -> bool:

@@ -6,8 +6,8 @@ import inspect
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 from unittest import mock
@@ -24,9 +24,11 @@ from launcher.user_errors import user_error
 
 Build = Callable[[list[nn.Parameter]], Optimizer]
 Shape = tuple[int, ...]
+Watch = Callable[[], Callable[[], Sequence[str]]]
+"""Returns a function that names the variables of the user's files that have changed since."""
 
-STEPS, RESUMED = 24, 11
-"""Number of steps of a trial, and the step at which its state moves to another instance."""
+STEPS, RESUMED, MIDDLE = 24, 11, 16
+"""Number of steps of a trial, the step at which its state moves to another instance, and one after that."""
 SCALES = (1.0, 1e3, 1e-3, 30.0, 0.1)
 """Factors of the gradients, step by step, so that some norms pass a limit and others do not."""
 SPIKES = {1: slice(0, 1), 4: slice(-1, None)}
@@ -34,6 +36,12 @@ RATES = (1.0, 0.5, 0.25, 1.0)
 LONGEST_DIM = {1: 6000, 2: 136, 3: 24}
 """The longest dim by the number of dims, else 8: some classes treat 128 rows or 4096 values differently."""
 OURS = frozenset({"params", "param_names", "lr", "initial_lr"})
+LATER = (1000, 8_064_000)
+"""The counts that a class which counts its steps reaches in the middle of further trials.
+
+They are multiples of most periods in use (8064000 of all up to 16 except 11 and 13, of 20, 50, 64, 100, 128,
+200, 250, 500, 1000, 1024, 2000), and the last is beyond most warm-ups.
+"""
 
 
 class Broken(Exception):
@@ -66,7 +74,7 @@ class Observation:
     """The result of a run: tensors, the optimizer, and the group values that the optimizer changed itself.
 
     ``first`` has the keys of its state after one step; ``paths`` has the distance that each value moved,
-    summed over all steps.
+    summed over all steps. ``variables`` are those of the class and its file that later steps changed.
     """
 
     params: list[nn.Parameter]
@@ -74,6 +82,7 @@ class Observation:
     counters: tuple[str, ...]
     first: tuple[str, ...]
     paths: list[Tensor]
+    variables: tuple[str, ...]
 
 
 def small(shapes: Sequence[Shape]) -> list[Shape]:
@@ -88,13 +97,20 @@ def small(shapes: Sequence[Shape]) -> list[Shape]:
 
 @dataclass
 class OptimizerTrial:
-    """A trial of ``build`` on the CPU; ``device`` is the device of the run."""
+    """A trial of ``build`` on the CPU; ``device`` is the device of the run.
+
+    With ``later`` the class counts as if it had taken more steps: it reaches that count after ``MIDDLE``
+    steps.
+    """
 
     build: Build
     shapes: list[Shape]
     device: str = "cpu"
     dtype: torch.dtype = torch.float64
+    later: int = 0
+    watch: Watch = lambda: tuple
     starts: list[Tensor] = field(init=False)
+    _gradients: dict[int, list[Tensor]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         g = torch.Generator().manual_seed(0)
@@ -106,6 +122,11 @@ class OptimizerTrial:
         Sizes grow from the beginning of a tensor to its end, and change with steps and tensors, each in its
         own way; now and then the first or the last value is far larger than the rest.
         """
+        if step not in self._gradients:
+            self._gradients[step] = self._draw(step)
+        return self._gradients[step]
+
+    def _draw(self, step: int) -> list[Tensor]:
         g = torch.Generator().manual_seed(1 + step)
         out = []
         for i, s in enumerate(self.shapes):
@@ -128,6 +149,9 @@ class OptimizerTrial:
             ) from error
         if wrong := _unusable(optimizer):
             raise Broken(wrong)
+        if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in params):
+            why = "it registers hooks on parameters, which would see gradients of micro batches and ranks"
+            raise Broken(f"{why}, not of the batch; use p.grad in its step()")
 
         # as in a run
         keep_rates(optimizer)
@@ -146,7 +170,8 @@ class OptimizerTrial:
         lengths = [len(cut.pieces(t)) for t in self.starts]
         params, optimizer = self.made([p for t in self.starts for p in cut.pieces(t)])
         for step in range(STEPS):
-            advance(params, optimizer, [p for g in self.gradients(step) for p in cut.pieces(g)], step)
+            grads = [p for g in self.gradients(step) for p in cut.pieces(g)]
+            self.advance(params, optimizer, grads, step)
         trained = iter(params)
         return [cut.joined([next(trained).detach() for _ in range(n)]) for n in lengths]
 
@@ -156,7 +181,7 @@ class OptimizerTrial:
         made = [self.made([t]) for t in self.starts]
         for step in range(STEPS):
             for (params, optimizer), g in zip(made, self.gradients(step), strict=True):
-                advance(params, optimizer, [g], step)
+                self.advance(params, optimizer, [g], step)
         return [p.detach() for params, _ in made for p in params]
 
     def observed(self) -> Observation:
@@ -169,9 +194,11 @@ class OptimizerTrial:
         paths = [torch.zeros_like(t) for t in self.starts]
         for step in range(STEPS):
             were = [p.detach().clone() for p in params]
-            advance(params, optimizer, self.gradients(step), step)
+            self.advance(params, optimizer, self.gradients(step), step)
             if step == 0:
                 first = keys(params, optimizer)
+            if step == RESUMED:
+                now_changed = self.watch()
 
             # how far each value moved, and which group values changed
             for path, p, old in zip(paths, params, were, strict=True):
@@ -179,7 +206,10 @@ class OptimizerTrial:
             for was, group in zip(before, optimizer.param_groups, strict=True):
                 now = _values(group)
                 changed |= dict.fromkeys(k for k in now if k not in was or not _same(was[k], now[k]))
-        return Observation(params, optimizer, tuple(sorted(changed)), first=first, paths=paths)
+        outside = tuple(now_changed())
+        return Observation(
+            params, optimizer, tuple(sorted(changed)), first=first, paths=paths, variables=outside
+        )
 
     def resumed(self, counters: tuple[str, ...]) -> list[Tensor]:
         """Trains as ``run`` does, but moves the state to another instance after ``RESUMED`` steps."""
@@ -191,8 +221,36 @@ class OptimizerTrial:
                 for p, q in zip(params, after, strict=True):
                     unpack(other, q, {n: t.clone() for n, t in pack(optimizer, p, counters).items()})
                 params, optimizer = after, other
-            advance(params, optimizer, self.gradients(step), step)
+            self.advance(params, optimizer, self.gradients(step), step)
         return [p.detach() for p in params]
+
+    def advance(
+        self, params: Sequence[nn.Parameter], optimizer: Optimizer, grads: Sequence[Tensor], step: int
+    ) -> None:
+        """Takes a step; the second one also advances what the optimizer counts, with ``later``."""
+        if not self.later or step != 1:
+            advance(params, optimizer, grads, step)
+            return
+        for home, key in self._counted(params, optimizer, grads, step):
+            home[key] = home[key] + self.later - MIDDLE
+
+    @staticmethod
+    def _counted(
+        params: Sequence[nn.Parameter], optimizer: Optimizer, grads: Sequence[Tensor], step: int
+    ) -> list[tuple[Any, Any]]:
+        """Takes a step, and returns the numbers that it has raised by one."""
+        before = {(id(home), key): number for home, key, number in _numbers(optimizer)}
+        advance(params, optimizer, grads, step)
+        after = _numbers(optimizer)
+        return [(home, key) for home, key, now in after if before.get((id(home), key)) == now - 1]
+
+    def counts(self) -> bool:
+        """Returns true if the class counts its steps; torch's own do nothing else after many of them."""
+        params, optimizer = self.made(self.starts)
+        if type(optimizer).__module__.startswith("torch.optim."):
+            return False
+        advance(params, optimizer, self.gradients(0), 0)
+        return bool(self._counted(params, optimizer, self.gradients(1), 1))
 
     def unused(self) -> None:
         """Trains without a gradient of the first tensor, and once without one of the last."""
@@ -209,6 +267,10 @@ def advance(
     params: Sequence[nn.Parameter], optimizer: Optimizer, grads: Sequence[Tensor | None], step: int
 ) -> None:
     """Takes one step with ``grads``, at the rate that a schedule sets. Raises ``Broken``."""
+    try:
+        optimizer.zero_grad(set_to_none=True)
+    except Exception as error:
+        raise Broken(f"its zero_grad(set_to_none=True) fails: {user_error(error)}") from error
     for p, g in zip(params, grads, strict=True):
         p.grad = None if g is None else g.clone(memory_format=torch.contiguous_format)
     scale_lr(optimizer, RATES[step % len(RATES)])
@@ -228,6 +290,23 @@ def advance(
         raise Broken(f"{why}; leave out their update instead, or freeze them in the model")
     if rates != _rates(optimizer):
         raise Broken("it changes the lr of its groups, which the schedule sets before every step")
+
+
+def _numbers(optimizer: Optimizer) -> list[tuple[Any, Any, float]]:
+    """Returns the numbers that may be counts of steps, each with the dictionary that has it and its key.
+
+    They are in attributes of the object, in its groups and in its state, or one dictionary deeper.
+    """
+    homes: list[Any] = [vars(optimizer), *optimizer.param_groups, *optimizer.state.values()]
+    homes = [home for home in homes if isinstance(home, dict)]
+    homes += [v for home in homes for v in home.values() if isinstance(v, dict)]
+    out = []
+    for home in {id(home): home for home in homes}.values():
+        for key, value in home.items():
+            number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+            if type(number) in (int, float) and key not in OURS:
+                out.append((home, key, number))
+    return out
 
 
 def _rates(optimizer: Optimizer) -> list[float]:
@@ -300,18 +379,25 @@ DTYPES = {"float64": (torch.float64,), "float32": (torch.float64, torch.float32)
 
 
 def probe(
-    build: Build, name: str, shapes: Sequence[Shape], device: str = "cpu", dtype: str = "float64"
+    build: Build,
+    name: str,
+    shapes: Sequence[Shape],
+    device: str = "cpu",
+    dtype: str = "float64",
+    *,
+    watch: Watch = lambda: tuple,
 ) -> OptimizerTraits:
     """Returns what the class at ``name`` does to tensors of ``shapes``.
 
     ``build`` makes the optimizer of a list of tensors; ``device`` and ``dtype`` are those of the weights.
-    Raises ``RequestError`` if no such class exists, or its arguments do not fit.
+    ``watch`` finds state that the class keeps in variables of its file. Raises ``RequestError`` if no such
+    class exists, or its arguments do not fit.
     """
     why = ""
     with _isolated():
         for kind in DTYPES[dtype]:
             try:
-                return _traits(OptimizerTrial(build, small(shapes), device, kind), name)
+                return _traits(OptimizerTrial(build, small(shapes), device, kind, watch=watch), name)
             except Broken as broken:
                 why = str(broken)
     return OptimizerTraits(name, broken=why)
@@ -344,6 +430,31 @@ def _no_accelerator() -> AbstractContextManager[object]:
 
 
 def _traits(trial: OptimizerTrial, name: str) -> OptimizerTraits:
+    """Returns what the class does in its first steps and, if it counts them, in later ones."""
+    traits = _of(trial, name)
+    for count in LATER if trial.counts() else ():
+        with suppress(Broken):  # it cannot count so far, or has nothing left to change
+            later = _of(replace(trial, later=count), name)
+            traits = replace(
+                traits,
+                rows=traits.rows and later.rows,
+                elements=traits.elements and later.elements,
+                alone=traits.alone and later.alone,
+                empty=traits.empty and later.empty,
+                draws=max(traits.draws, later.draws, key=DRAWS.index),
+                keys=tuple(sorted({*traits.keys, *later.keys})),
+                odd=traits.odd or later.odd,
+                counters=tuple(sorted({*traits.counters, *later.counters})),
+                lost=traits.lost or later.lost,
+                copies=max(traits.copies, later.copies),
+            )
+    return traits
+
+
+DRAWS = ("", "torch", "elsewhere")
+
+
+def _of(trial: OptimizerTrial, name: str) -> OptimizerTraits:
     observation = trial.observed()
     expected = [p.detach() for p in observation.params]
     if _alike(expected, trial.starts) and any(g["initial_lr"] for g in observation.optimizer.param_groups):
@@ -422,6 +533,8 @@ def _lost(trial: OptimizerTrial, observation: Observation, expected: Sequence[Te
     known = {id(p) for p in observation.params}
     if any(id(key) not in known for key in observation.optimizer.state):
         return "it keeps state under keys that are not parameters"
+    if observation.variables:
+        return f"it keeps state in {observation.variables[0]}, outside of the object"
     if texts := [
         text
         for p in observation.params

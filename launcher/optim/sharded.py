@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -55,13 +55,23 @@ class LocalShards(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for p, piece in self._own.items():
             piece.grad = grad(p)
+        with torch.no_grad():
+            for shard, moved in self._moved():  # the weights may have been loaded since
+                moved.copy_(shard)
         self.inner.step()
         with torch.no_grad():
-            for p, piece in self._own.items():
-                shard = local(p.detach())
-                if piece.data_ptr() != shard.data_ptr():  # the optimizer has replaced p.data
-                    shard.copy_(piece)
-                    piece.data = shard
+            for shard, moved in self._moved():
+                shard.copy_(moved)
+
+    def _moved(self) -> Iterator[tuple[Tensor, nn.Parameter]]:
+        """Yields the shard and the piece where the optimizer has replaced ``p.data``.
+
+        The piece keeps its own memory, of which the optimizer may have views, as of one buffer for all.
+        """
+        for p, piece in self._own.items():
+            shard = local(p.detach())
+            if piece.data_ptr() != shard.data_ptr():
+                yield shard, piece
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)

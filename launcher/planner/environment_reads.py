@@ -1,4 +1,4 @@
-"""Detects that a model reads environment variables of its rank, such as ``RANK`` and ``WORLD_SIZE``."""
+"""Detects that code of the user's asks for its rank, or for variables such as ``RANK`` and ``WORLD_SIZE``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,24 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from launcher.errors import Problem, refuse
+
+
+@contextmanager
+def same_on_all_ranks(key: str, name: str, ranks: int) -> Iterator[None]:
+    """Refuses the class at ``name`` if it asks for its rank in the block, and there are several ``ranks``.
+
+    A model is refused in the same way, with the module that asks.
+    """
+    from launcher.parallel.trace.process_group_reads import world_reads
+
+    queries: dict[str, None] = {}
+    with environment_reads(), world_reads(queries.setdefault):
+        yield
+    text = f"but {ranks} ranks get another answer than one process, so another layout gives other numbers"
+    cure = "remove it: the launcher combines samples, gradients, losses and metrics itself"
+    refuse([Problem(key, f"{name}: it asks for {query}, {text}; {cure}") for query in queries if ranks > 1])
 
 
 @contextmanager

@@ -49,6 +49,7 @@ from launcher.planner import (
     train_steps,
     user_classes,
 )
+from launcher.planner.environment_reads import same_on_all_ranks
 from launcher.planner.loaded_param_layouts import check_stored_layouts, with_threshold
 from launcher.planner.recompute_trial_plans import drawn_graph, solved
 from launcher.planner.request_files import inlined
@@ -293,7 +294,7 @@ def _cut_at_leaves_or_stacks(
     refuse([*user_classes.document_problems(resolved.job, lambda: model.module)])
     resolved = with_threshold(resolved, model.skeleton, request.sizes.grid)
     job = resolved.job
-    traits = _tried(job, model)
+    traits = _tried(job, model, request.sizes.grid.size)
     request, more = _unwrapped(request, model.skeleton)
     fine, kept = _undivided(job, request, model.skeleton, leaves(request, model.skeleton))
     more += kept
@@ -354,26 +355,44 @@ def _uncut_note(coarse: Sequence[str], fine: Sequence[str], why: Problem) -> Not
     return Note(written_stages.KEY, f"auto: {shut} stays in one piece, because it cannot be cut: {why.text}")
 
 
-def _tried(job: Job, model: ModelRead) -> OptimizerTraits | None:
+def _tried(job: Job, model: ModelRead, ranks: int) -> OptimizerTraits | None:
     """Returns what the user's optimizer class does; ``None`` for built-in ones or if nothing is trained."""
     skeleton = model.skeleton
     shapes = [p.spec.shape for p in skeleton.params if p.trainable and not p.buffer and p.same_as == p.name]
     if not isinstance(job.optim, Target) or not shapes:
         return None
+    from torch.optim import Optimizer
+
+    from launcher.job.targets import factory
     from launcher.optim.build import build_own
     from launcher.optim.dry_run import probe
+    from launcher.parallel.model_state.module_globals import files, put_back
+    from launcher.parallel.model_state.python_state import library
     from launcher.parallel.model_state.references import unmarked
 
     build = partial(build_own, job.optim, job.security.allow)
     cure = "give weights their own settings by name, with optim.groups of a built-in optimizer"
-    with unmarked(model.marks, job.optim.target, cure, "optim._target_"):
+    made = factory(job.optim.target, job.security.allow, Optimizer, key="optim._target_")
+    names = [] if library(made.__module__) else files(made)
+    alike = same_on_all_ranks("optim._target_", job.optim.target, ranks)
+    with alike, unmarked(model.marks, job.optim.target, cure, "optim._target_"), put_back(names):
         return probe(
             build,
             job.optim.target,
             shapes,
             device=device_kernels.planned_kind(),
             dtype=DTYPE[job.train.precision],
+            watch=partial(_changes, names),
         )
+
+
+def _changes(names: Sequence[str]) -> Callable[[], list[str]]:
+    """Returns a function that names the variables of these Python modules that have changed since."""
+    from launcher.parallel.model_state.module_globals import variables
+    from launcher.parallel.model_state.python_state import changed
+
+    before = variables(names)
+    return lambda: [*dict.fromkeys(name for name, _ in changed(before, variables(names)))]
 
 
 def _schedule_problems(job: Job, steps: int, traces: Traces | None) -> list[Problem]:

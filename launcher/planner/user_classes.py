@@ -20,6 +20,7 @@ from launcher.plan.refusals import evaluation
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.note import Note
 from launcher.plan.values.tensor_spec import TensorSpec
+from launcher.planner.environment_reads import same_on_all_ranks
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -155,11 +156,12 @@ def data_notes(job: Job, sizes: Sizes) -> list[Note]:
     from launcher.data.torch_datasets.open import opened
     from launcher.data.torch_datasets.repeatable_items import unsteady, unsteady_source
 
-    one, again = (opened(job.data, job.seed, job.security.allow) for _ in range(2))
-    if one.reading == "shuffled":  # a Source, which is not read in epochs
-        refuse([*unsteady_source(job.data.target, one.train, again.train)])
-        return []
-    refuse([*unsteady(one, again)])
+    with same_on_all_ranks(DATA_KEY, job.data.target, sizes.grid.size):
+        one, again = (opened(job.data, job.seed, job.security.allow) for _ in range(2))
+        if one.reading == "shuffled":  # a Source, which is not read in epochs
+            refuse([*unsteady_source(job.data.target, one.train, again.train)])
+            return []
+        refuse([*unsteady(one, again)])
     refuse([*_too_few(one, job, sizes)])
     return [*_notes(one, job.data)]
 
@@ -203,17 +205,21 @@ def objective_problems(job: Job, made: Plan, target: TensorSpec) -> Iterator[Pro
     allow = job.security.allow
     output = tuple(replace(t, shape=t.shape[1:]) for t in made.output)
     pieces, targets, cpu = bool(made.pieces), _targets(job, target), torch.device("cpu")
+    ranks = made.sizes.grid.size
     if isinstance(job.loss, Target):
-        loss = OwnLoss(job.loss, allow, cpu)
-        tried = Tried("loss._target_", job.loss.target, loss.pair, output, targets, pieces, made.output_keys)
-        refusal = problem(tried, loss.count) or counting_problem(tried, loss.instance)
+        key, name = "loss._target_", job.loss.target
+        with same_on_all_ranks(key, name, ranks):
+            loss = OwnLoss(job.loss, allow, cpu)
+            tried = Tried(key, name, loss.pair, output, targets, pieces, made.output_keys)
+            refusal = problem(tried, loss.count) or counting_problem(tried, loss.instance)
         yield from [refusal] if refusal else []
     for one in job.metrics:
         if isinstance(one, Target):
-            metric = OwnMetric(one, allow, cpu)
-            refusal = problem(
-                Tried("metrics", one.target, metric.pair, output, targets, pieces, made.output_keys)
-            )
+            with same_on_all_ranks("metrics", one.target, ranks):
+                metric = OwnMetric(one, allow, cpu)
+                tried = Tried("metrics", one.target, metric.pair, output, targets, pieces, made.output_keys)
+                alone = "Compute it from its arguments alone"
+                refusal = problem(tried) or counting_problem(tried, metric.instance, alone)
             yield from [refusal] if refusal else []
 
 

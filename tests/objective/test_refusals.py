@@ -190,6 +190,33 @@ def test_a_loss_that_another_layout_would_train_differently_is_refused(name: str
     assert problem.text.startswith(f"{OWN}.{name}: {UNSTEADY[name]}")
 
 
+CHANGING: dict[str, str] = {
+    "Softmaxed": "it changes its output or its targets in place, which the loss and other metrics use too; clone them "
+    "first",
+    "IgnoresFirst": "it counts its calls (calls), and its sum is another one after more; each layout calls it another "
+    "number of times, and no checkpoint contains the count. Compute it from its arguments alone",
+}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_metric_that_depends_on_calls_or_changes_what_others_use_is_refused(name: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        plan_job(job_with_loss(metrics=[own(name)], data=HOLED))
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.text) == ("metrics", f"{OWN}.{name}: {CHANGING[name]}")
+
+
+def test_a_metric_that_adds_up_the_ranks_itself_is_refused_on_several() -> None:
+    with pytest.raises(RequestError) as caught:
+        plan_job(job_with_loss(metrics=[own("Gathered")]))
+    assert str(caught.value) == (
+        f"metrics: {OWN}.Gathered: it asks for torch.distributed.is_initialized(), but 2 ranks get another answer than "
+        "one process, so another layout gives other numbers; remove it: the launcher combines samples, gradients, "
+        "losses and metrics itself"
+    )
+    plan_job(job_with_loss(metrics=[own("Gathered")], parallel={}))
+
+
 def test_a_loss_that_changes_its_output_in_place_is_planned() -> None:
     plan_job(job_with_loss(loss=own("InPlace")))
 

@@ -64,6 +64,29 @@ def test_a_trial_detects_sums_over_parameters_that_seldom_change_the_update():
     assert (clipped.rows, clipped.elements, clipped.alone) == (False, False, True)
 
 
+ELSEWHERE = "after its state and groups are restored, it gives different results, so it keeps state elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("kind", "trait", "value"),
+    [("LateNorm", "alone", False), ("LateNoise", "draws", "torch"), ("SeldomSlow", "lost", ELSEWHERE)],
+    ids=["LateNorm", "LateNoise", "SeldomSlow"],
+)
+def test_a_class_that_counts_its_steps_is_tried_after_many_of_them(kind, trait, value):
+    assert getattr(tried(f"tests.optim.theirs.{kind}"), trait) == value
+
+
+def test_hooks_of_parameters_and_another_zero_grad_are_refused():
+    assert tried("tests.optim.theirs.ClampsByHook").broken == (
+        "it registers hooks on parameters, which would see gradients of micro batches and ranks, not of the batch; use "
+        "p.grad in its step()"
+    )
+    assert tried("tests.optim.theirs.OldZeroGrad").broken == (
+        "its zero_grad(set_to_none=True) fails: TypeError: OldZeroGrad.zero_grad() got an unexpected keyword argument "
+        "'set_to_none'"
+    )
+
+
 def test_small_tensors_are_as_the_models_are():
     assert small([(512, 256), (64, 3), (7,), (4, 3, 3, 3)]) == [(4, 3, 3, 3), (136, 136), (64, 3), (7,)]
     assert small([(3, 3)]) == [(3, 3), (3, 3)]

@@ -49,6 +49,7 @@ ANYWHERE: dict[str, dict[str, Any]] = {
     "torch.optim.RMSprop": {"momentum": 0.9, "centered": True}, "tests.optim.theirs.Lion": {},
     "tests.optim.theirs.IntStep": {}, "tests.optim.theirs.CounterInGroup": {}, "tests.optim.theirs.Swapped": {},
     "tests.optim.theirs.Rare": {}, "tests.optim.theirs.TensorRate": {}, "tests.optim.theirs.Lookahead": {},
+    "tests.optim.theirs.FlatBuffer": {},
 }  # fmt: skip
 """Optimizers that treat each number by itself."""
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -62,7 +63,7 @@ TOGETHER = ("tests.optim.theirs.GlobalNorm", "tests.optim.theirs.Prodigy")
 """Optimizers that read all tensors together."""
 EVERYWHERE = (
     "torch.optim.AdamW", "foreach", *(f"tests.optim.theirs.{n}" for n in (
-        "IntStep", "CounterInGroup", "Swapped", "Lookahead",
+        "IntStep", "CounterInGroup", "Swapped", "Lookahead", "FlatBuffer",
     )),
 )  # fmt: skip
 ROWS, NOISE = "tests.optim.theirs.RowWise", "tests.optim.theirs.Noise"
@@ -239,6 +240,12 @@ REFUSED: dict[str, tuple[str, str, str]] = {
                       "which cannot be saved for parameters that are cut: first.weight, first.bias, second.weight and "
                       "4 more. Use stages and replicas, where every rank has full tensors, or keep tensors of the "
                       "parameter's shape"),
+    "class": (OURS + "CountsInClass", "one",
+              f"{LOST} it keeps state in tests.optim.theirs.CountsInClass.steps, outside of the object {KEEP}"),
+    "ranks": (OURS + "Averages", "replicas",
+              "it asks for torch.distributed.is_initialized(), but 2 ranks get another answer than one process, so "
+              "another layout gives other numbers; remove it: the launcher combines samples, gradients, losses and "
+              "metrics itself"),
     "columns": (ROWS, "operators", "its update of one element of a tensor depends on the rest of the tensor "
                                    "(seen on small tensors), and second.weight would be cut over tp; it can be "
                                    "used with pipeline stages and replicas, where every rank has full tensors"),
@@ -256,6 +263,11 @@ def test_optimizers_that_a_layout_would_change_are_refused(path, layout, why):
 @pytest.mark.parametrize("name", ["ById", "TextInState", "GlobalState", "Flat"])
 def test_an_optimizer_may_have_any_state_if_nothing_is_saved(name):
     plan_job(job_with_optimizer(OURS + name, "one" if name == "GlobalState" else "replicas", steps=("train",)))
+
+
+def test_a_trial_leaves_what_a_class_counts_in_its_variables_unchanged():
+    plan_job(job_with_optimizer(OURS + "CountsInClass", "one", steps=("train",)))
+    assert theirs.CountsInClass.steps == 0
 
 
 def test_a_piece_without_elements_is_refused_where_the_class_fails_on_it_and_the_cure_passes():

@@ -399,3 +399,92 @@ class Freezes(Base):
         group["k"] += 1
         p.requires_grad_(p.ndim > 1 or group["k"] < 20)
         return -group["lr"] * g
+
+
+class LateNorm(Base):
+    """Plain SGD for 30 steps, then divided by the norm of all gradients."""
+
+    def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
+        step = self.state[p]["step"] = self.state[p].get("step", 0) + 1
+        norm = math.sqrt(sum(q.grad.square().sum().item() for q in group["params"])) if step > 30 else 1.0
+        return -group["lr"] * g / norm
+
+
+class LateNoise(Base):
+    """Draws random numbers after 500 steps, which its state counts in a tensor."""
+
+    def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
+        step = self.state[p]["step"] = self.state[p].get("step", torch.zeros(())) + 1
+        return -group["lr"] * (g + torch.randn_like(g) if step > 500 else g)
+
+
+class SeldomSlow(Base):
+    """Lookahead every 30 steps; count and slow weights are attributes of the object."""
+
+    def __init__(self, params: Params, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.k, self.slow = 0, [p.detach().clone() for p in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        self.k += 1
+        if self.k % 30 == 0:
+            for slow, p in zip(self.slow, self.param_groups[0]["params"], strict=True):
+                p.copy_(slow.lerp_(p, 0.5))
+
+    def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
+        return -group["lr"] * g
+
+
+class CountsInClass(Base):
+    """Counts its steps in a variable of its class; the count matters after thousands."""
+
+    steps = 0
+
+    def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
+        CountsInClass.steps += 1
+        return -group["lr"] * g * (1.0 if CountsInClass.steps < 100_000 else 0.1)
+
+
+class ClampsByHook(Base):
+    def __init__(self, params: Params, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        for p in self.param_groups[0]["params"]:
+            p.register_hook(lambda g: g.clamp(-0.1, 0.1))
+
+    def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
+        return -group["lr"] * g
+
+
+class OldZeroGrad(Base):
+    def zero_grad(self) -> None:  # type: ignore[override]
+        super().zero_grad()
+
+    def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
+        return -group["lr"] * g
+
+
+class Averages(Base):
+    """Averages gradients over the ranks itself."""
+
+    def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(g)
+        return -group["lr"] * g
+
+
+class FlatBuffer(Base):
+    """Makes all parameters views of one buffer, and updates the buffer alone."""
+
+    def __init__(self, params: Params, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        ps = self.param_groups[0]["params"]
+        self.flat = torch.cat([p.detach().flatten() for p in ps])
+        for p, part in zip(ps, self.flat.split([p.numel() for p in ps]), strict=True):
+            p.data = part.view_as(p)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        group = self.param_groups[0]
+        self.flat.sub_(torch.cat([p.grad.flatten() for p in group["params"]]), alpha=group["lr"])

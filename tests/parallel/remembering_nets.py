@@ -89,10 +89,41 @@ class Told(Remembers):
         self.kept = state
 
 
-class Net(nn.Module):
-    def __init__(self, kind: str, told: bool = False) -> None:
+class Forgets(Told):
+    """Returns its state, and does not restore it."""
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+class OnWeight(nn.Module):
+    """Counts in an attribute of its weight."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.a, self.middle, self.head = nn.Linear(6, 6), (Told if told else Remembers)(kind), nn.Linear(6, 5)
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        calls = getattr(self.weight, "calls", 0)
+        self.weight.calls = calls + 1  # type: ignore[attr-defined]
+        return x * self.weight * (1 + 0.1 * calls)
+
+
+class CountsOnWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.middle, self.head = nn.Linear(6, 6), OnWeight(), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.middle(self.a(x)))
+        return out
+
+
+class Net(nn.Module):
+    def __init__(self, kind: str, told: bool = False, forgets: bool = False) -> None:
+        super().__init__()
+        made = Forgets if forgets else Told if told else Remembers
+        self.a, self.middle, self.head = nn.Linear(6, 6), made(kind), nn.Linear(6, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.middle(torch.tanh(self.a(x))))

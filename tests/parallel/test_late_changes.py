@@ -259,10 +259,7 @@ NOTE = (
     "{} changed after the first step, by a forward or a callback; no checkpoint contains it, so a resumed run resets "
     "it; register it as a persistent buffer, or return it from get_extra_state"
 )
-APART = (
-    "{} differs between ranks that have the same module: if a forward reads it, this layout trains other weights "
-    "than one rank"
-)
+APART = "{} differs between ranks: if a forward reads it, this layout trains other weights than one rank"
 NOTED = {
     "number": [NOTE.format("b.number"), APART.format("b.number")],
     "passing": [NOTE.format("b.passing"), APART.format("b.passing")],

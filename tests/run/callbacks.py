@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from tests.run import own
+
 
 class Diary:
     """Writes a line for every call; asks to stop after step ``stop_at``; the hook named ``fails`` raises."""
@@ -73,3 +75,21 @@ class Hungry:
         raise torch.OutOfMemoryError(
             "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of ..."
         )
+
+
+class Warms:
+    """Raises a variable that a model of ``own`` reads after each step, and counts."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def on_step(self, event: Any) -> None:
+        self.calls += 1
+        own.WARMTH["scale"] = 1 + 0.1 * event.step
+
+
+class Disables:
+    """Forgets to enable gradients again."""
+
+    def on_step(self, event: Any) -> None:
+        torch.set_grad_enabled(False)

@@ -64,7 +64,7 @@ def test_one_that_fails_names_itself_and_its_hook(tmp_path, capsys, hook, step):
     said = capsys.readouterr().err
     assert said.splitlines()[0] == (
         f"error: rank 0: callbacks.0 tests.run.callbacks.Diary.{hook} failed after step {step}: "
-        "KeyError: 'no such thing' (callbacks.py:28, in _write: raise KeyError(\"no such thing\"))"
+        "KeyError: 'no such thing' (callbacks.py:30, in _write: raise KeyError(\"no such thing\"))"
     )
 
 
@@ -102,4 +102,27 @@ def test_a_package_that_is_not_trusted_is_refused_and_nothing_is_imported(capsys
         "error: 1 problem in this request; nothing was started\n\n"
         "  callbacks.0._target_: nonesuch.Diary: package 'nonesuch' is not trusted: there is no such package\n"
         "    set by: callbacks=[{_target_: nonesuch.Diary}] (command line)\n"
+    )
+
+
+def test_what_a_callback_changes_beside_the_training_is_noted_at_a_checkpoint(tmp_path, capsys):
+    words = ("model=null", "model={_target_: tests.run.own.Warm}", ALLOW, *shape(replicate=2), "schedule=constant")
+    run(tmp_path / "run", *words, "callbacks=[{_target_: tests.run.callbacks.Warms}]")
+    out = capsys.readouterr().out
+    assert (
+        "tests.run.own.WARMTH changed after the first step, by a forward or a callback; no checkpoint contains it, so "
+        "a resumed run resets it; register it as a persistent buffer, or return it from get_extra_state\n"
+        "tests.run.own.WARMTH differs between ranks: if a forward reads it, this layout trains other weights than one "
+        "rank\ncallbacks.0 tests.run.callbacks.Warms has changed calls; no checkpoint contains it, so a resumed run "
+        "resets it; if that matters, write it to a file in event.folder and read it in on_start\n"
+    ) in out
+    assert out.count("has changed calls") == 1
+
+
+def test_a_callback_that_leaves_gradients_disabled_ends_the_run(tmp_path, capsys):
+    words = [*TINY, *shape(), "callbacks=[{_target_: tests.run.callbacks.Disables}]", ALLOW, "train.steps=2"]
+    assert main([*words, f"run_dir={tmp_path}/run"]) == 1
+    assert capsys.readouterr().err.splitlines()[0] == (
+        "error: rank 0: gradients are disabled: a callback, the data, a metric or the optimizer has called "
+        "torch.set_grad_enabled(False); write `with torch.no_grad():` instead"
     )

@@ -156,7 +156,8 @@ class MapStyle(Items):
     """The items ``part`` of ``dataset``; index ``i`` is sample ``i % len`` in epoch ``i // len``.
 
     The numbers that an item draws from the global generators depend only on ``key``, the epoch and the item,
-    not on the process or the order of reading.
+    not on the process or the order of reading. A ``set_epoch`` of ``dataset`` is called with the epoch of the
+    next item.
     """
 
     def __init__(self, dataset: Any, part: Indices, name: str, key: tuple[int, ...]) -> None:
@@ -167,11 +168,14 @@ class MapStyle(Items):
         return len(self.part)
 
     def items(self, indices: Indices) -> list[tuple[int, Any]]:
-        out = []
+        out, set_epoch, last = [], getattr(self.dataset, "set_epoch", None), None
         with global_generators() as seed:
             for i in indices.tolist():
                 epoch, at = divmod(i, len(self.part))
                 number = int(self.part[at])
+                if callable(set_epoch) and epoch != last:
+                    call_user(self.name, f"its set_epoch({epoch})", partial(set_epoch, epoch))
+                    last = epoch
                 seed(*self.key, epoch, number)
                 item = call_user(self.name, f"item {number}", partial(self.dataset.__getitem__, number))
                 out.append((number, item))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
@@ -10,13 +11,18 @@ import torch
 from torch import Tensor
 
 from launcher.data.source import Dataset, Source
-from launcher.data.torch_datasets.items import problems
+from launcher.data.torch_datasets.items import BadItem, collated, problems
 from launcher.data.torch_datasets.open import KEY
 from launcher.data.torch_datasets.readers import IndexedStream, MapStyle, global_generators
 from launcher.errors import Problem
+from launcher.user_counters import MANY, integers, set_integers
 
 ITEMS, TIMES = 4, 4
 """The number of items that are read, and how often. A coin toss per item is missed once in 4000 times."""
+BATCH = 24
+"""The number of samples of a ``Source`` that are read together, as some classes sort large batches."""
+SPREAD = 12
+"""The number of items all over the data set that are read twice: some classes change few of their items."""
 
 
 DRAW = (
@@ -71,6 +77,11 @@ def unsteady_source(name: str, mine: Source, theirs: Source) -> Iterator[Problem
                     text = f"sample {at} differs when it {how}, so no two layouts would train the same"
                     yield Problem(KEY, f"{name}: {text}; {STEADY}")
                     return
+        if (at := _differs_in_batch(mine)) is not None:
+            text = f"sample {at} differs when it is read with more others"
+            yield Problem(KEY, f"{name}: {text}, so no two layouts would train the same; {STEADY}")
+        elif why := _counting(mine, mine):
+            yield Problem(KEY, f"{name}: {why}; {STEADY}")
 
 
 def _unsteady(mine: Source, theirs: Source) -> Problem | None:
@@ -83,11 +94,90 @@ def _unsteady(mine: Source, theirs: Source) -> Problem | None:
         if at is not None:
             text = f"item {at} differs when it is read again, so no two layouts would train the same"
             return Problem(KEY, f"{mine.name}: {text}; {DRAW}")
+    if isinstance(mine, MapStyle) and (at := _differs_in_spread(mine)) is not None:
+        text = f"item {at} differs when it is read again, so no two layouts would train the same"
+        return Problem(KEY, f"{mine.name}: {text}; {DRAW}")
     at = _differs(first, _read(theirs, n))
-    if at is None:
-        return _lost(mine, first) if isinstance(mine, IndexedStream) and n > 1 else None
-    text = f"built a second time, its item {at} differs, and each rank builds its own copy"
-    return Problem(KEY, f"{mine.name}: {text}; {DRAW}; in its constructor, they are seeded by the seed")
+    if at is not None:
+        text = f"built a second time, its item {at} differs, and each rank builds its own copy"
+        return Problem(KEY, f"{mine.name}: {text}; {DRAW}; in its constructor, they are seeded by the seed")
+
+    # read together, after many others, and as a DataLoader and a resumed run do
+    every = np.arange(n)
+    together = [*mine.inputs(every), mine.targets(every)]
+    at = _differs(first, [[t[i : i + 1] for t in together] for i in range(n)])
+    if at is not None:
+        text = f"item {at} differs when others are read after it, so no two layouts would train the same"
+        return Problem(KEY, f"{mine.name}: {text}; return a new tensor or array for each item")
+    if isinstance(mine, MapStyle) and (why := _counting(mine, mine.dataset)):
+        return Problem(KEY, f"{mine.name}: {why}; {BY_EPOCH}")
+    if isinstance(mine, MapStyle) and (why := _batched(mine, n)):
+        return Problem(KEY, f"{mine.name}: {why}")
+    return _lost(mine, first) if isinstance(mine, IndexedStream) and n > 1 else None
+
+
+def _differs_in_batch(source: Source) -> int | None:
+    """Returns the index of a sample that differs in a larger batch; ``None`` if all are the same."""
+    every = np.arange(min(BATCH, len(source)))[::-1].copy()
+    together = [*source.inputs(every), source.targets(every)]
+    rows = [[t[i : i + 1].clone() for t in together] for i in range(len(every))][::-1]
+    return _differs(rows, _read(source, len(every)))
+
+
+def _differs_in_spread(source: MapStyle) -> int | None:
+    """Returns the number of an item that differs when it is read again, out of some all over the data set."""
+    for place in dict.fromkeys(np.linspace(0, len(source) - 1, SPREAD).astype(int).tolist()):
+        row = np.array([place])
+        with suppress(BadItem):  # the run reports it, if it reads the item
+            once, again = ([*source.inputs(row), source.targets(row)] for _ in range(2))
+            if not all(map(_same, once, again)):
+                return int(source.part[place])
+    return None
+
+
+def _counting(source: Source, instance: object) -> str:
+    """Returns why items depend on how many have been read before, if ``instance`` counts them."""
+    n = min(ITEMS, len(source))
+    before = integers(instance)
+    try:
+        first = _read(source, n)
+        counters = {
+            key: number for key, number in integers(instance).items() if before.get(key, number) != number
+        }
+        for many in MANY if counters else ():
+            set_integers(instance, {key: number + many for key, number in counters.items()})
+            at = _differs(first, _read(source, n))
+            if at is not None:
+                names = ", ".join(name for _, name in counters)
+                text = f"it counts what it reads ({names}), and item {at} is another one after more"
+                return f"{text}; each layout and a resumed run read another number of items"
+    finally:
+        set_integers(instance, before)
+    return ""
+
+
+BY_EPOCH = "use the index, or the epoch, which the launcher passes to set_epoch(epoch)"
+
+
+def _batched(source: MapStyle, n: int) -> str:
+    """Returns why a ``DataLoader`` would read other items: by ``__getitems__``, if the class has it."""
+    dataset, numbers = source.dataset, source.part[:n].tolist()
+    if not callable(getattr(dataset, "__getitems__", None)):
+        return ""
+    with suppress(Exception), global_generators() as put:  # a run never calls it
+        put(0)
+        streams = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
+        pairs = [list(zip(numbers, items, strict=True)) for items in (
+            [dataset[i] for i in numbers], dataset.__getitems__(numbers),
+        )]  # fmt: skip
+        after = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
+        if not torch.equal(streams[0], after[0]) or streams[1:] != after[1:]:
+            return ""  # each way draws other numbers
+        one, other = (collated(source.name, each) for each in pairs)
+        if not all(map(_same, one, other)):
+            text = "its __getitems__, which a DataLoader calls, returns other items than its __getitem__"
+            return f"{text}, which the launcher calls; let both return the same"
+    return ""
 
 
 def _lost(stream: IndexedStream, items: list[Sequence[Tensor]]) -> Problem | None:

@@ -40,6 +40,8 @@ from launcher.errors import Problem, RequestError
 from launcher.parallel.model_state.deep_copy import TORCH_ATTRIBUTES, cells
 from launcher.plan.cut.stages import covers
 
+TENSORS = (torch.Tensor, nn.Parameter)
+"""Types of tensors whose attributes are the user's; subclasses such as DTensor keep their own in them."""
 Key = tuple[str, str]
 """An attribute, such as ``b.box``, and the path from there, such as ``.steps[0]``."""
 
@@ -145,12 +147,15 @@ class PythonState:
 
 
 def snapshot(model: nn.Module) -> PythonState:
-    """Returns the Python attributes of the modules, and which buffers they have."""
+    """Returns the Python attributes of the modules and their tensors, and which buffers they have."""
     out = PythonState()
     for path, module in model.named_modules():
         for name, value in [*vars(module).items(), *module._buffers.items()]:
             if name not in TORCH_ATTRIBUTES:
                 out.enter(f"{path}.{name}".lstrip("."), value)
+        for name, t in [*module._parameters.items(), *module._buffers.items()]:
+            for attribute, value in vars(t).items() if type(t) in TENSORS else ():
+                out.enter(f"{path}.{name}.{attribute}".lstrip("."), value)
     return out
 
 

@@ -59,8 +59,9 @@ def _attributes(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tupl
     if not names:
         return ()
 
-    # which of it is read, and which depends on the data
-    read: dict[str, None] = {}
+    # which of it is read, and which depends on the data; reads of a tensor's attributes are not seen
+    modules = dict(one.named_modules())
+    read = dict.fromkeys(name for name in names if name.rpartition(".")[0] not in modules)
     with reading(one, names, lambda name: read.setdefault(name)):
         run()
     by_data: set[str] = set()

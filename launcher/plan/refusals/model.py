@@ -364,6 +364,12 @@ def _remembered(graph: Graph) -> list[str]:
     return changes + [k.name for k in graph.effects.carried if k.by_data]
 
 
+def _counted(graph: Graph) -> list[str]:
+    """Returns the names of what each forward changes and reads, whatever its samples are, as a counter."""
+    changes = [c.name for c in graph.effects.changes if c.read and not c.by_data]
+    return changes + [k.name for k in graph.effects.carried if not k.by_data]
+
+
 def _cuts_batch(sizes: Sizes) -> bool:
     return sizes.replicas * sizes.micros > 1
 
@@ -403,6 +409,10 @@ def remarks(job: Job, skeleton: ModelStructure, graph: Graph, sizes: Sizes) -> l
         by = f"from the {many(sizes.micro_batch, 'sample')} of a micro batch and then reads it"
         other = "another number of micro batches gives other results"
         out.append(Note(KEY, f"the forward updates {listed(remembered)} {by}: {other}"))
+    if (counted := _counted(graph)) and sizes.micros > 1:
+        by = f"once for each of {sizes.micros} micro batches of a step, and then reads it"
+        other = "another number of micro batches gives other results"
+        out.append(Note(KEY, f"the forward changes {listed(counted)} {by}: {other}"))
     if skeleton.traits.batch_norms and _cuts_batch(sizes):
         text = f"normalizes by the {many(sizes.micro_batch, 'sample')} of a rank's micro batch, not by all"
         names = listed(skeleton.traits.batch_norms)
@@ -420,9 +430,11 @@ def _unsaved(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
     buffers = [c.name for c in graph.effects.changes if c.read and not persistent & {*c.names}]
     saved = skeleton.traits.extra_states
     kept = [n for n in (k.name for k in graph.effects.carried) if owner(n) not in saved]
+    lacking = [k.name for k in graph.effects.carried if k.name not in kept and k.name in graph.effects.resets]
     out = []
     for names, reason, cure in (
         (kept, "it is Python state", "make it a buffer, or return it from get_extra_state"),
+        (lacking, "set_extra_state does not restore it", "make it a buffer, or a part of the extra state"),
         (buffers, "persistent=False keeps it out of the state dict", "register it as a persistent buffer"),
     ):
         if names:

@@ -11,6 +11,10 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import RunError
+from launcher.parallel.trace.python_streams import streams_kept
+from launcher.plan.values.module_names import listed
+from launcher.runtime.device import forked_streams
+from launcher.runtime.training.late_state import Digests, attribute_digests, changed
 from launcher.user_errors import user_error
 
 
@@ -38,15 +42,23 @@ class TrainingEvent:
 class Callbacks:
     """The callbacks of one rank, ``each`` with its name in errors; some ranks may have none.
 
-    If the job has callbacks, every rank has this object, as ``agreed`` is a collective.
+    If the job has callbacks, every rank has this object, as ``agreed`` is a collective. Random numbers that
+    they draw do not advance the streams of the training on ``device``: a callback runs on one rank, ranks of
+    ``tp`` draw the same numbers, and a resumed run calls ``on_start`` again.
     """
 
     each: Sequence[tuple[str, object]]
     steps: int
     folder: Path
     rank: int
+    device: torch.device
     stop_requested: bool = False
     _last: dict[str, float] = field(default_factory=dict)
+    _first: list[Digests] = field(init=False)
+    _noted: set[tuple[str, str]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._first = [attribute_digests(one) for _, one in self.each]
 
     def call(
         self, hook: str, step: int, metrics: Mapping[str, float], checkpoint: Path | None = None
@@ -73,10 +85,23 @@ class Callbacks:
             if act is None:
                 continue
             try:
-                answer = act(event)
+                with streams_kept(), forked_streams(self.device):
+                    answer = act(event)
             except (Exception, SystemExit) as error:  # user code may raise anything
                 raise RunError(f"{name}.{hook} failed after step {step}: {user_error(error)}") from error
             self.stop_requested |= answer is True
+
+    def unsaved(self) -> list[str]:
+        """Returns notes on attributes that the callbacks have changed, each attribute once."""
+        out = []
+        for (name, one), first in zip(self.each, self._first, strict=True):
+            names = [n for n in changed(first, attribute_digests(one)) if (name, n) not in self._noted]
+            if names:
+                text = f"{name} has changed {listed(names)}; no checkpoint contains it"
+                cure = "if that matters, write it to a file in event.folder and read it in on_start"
+                out.append(f"{text}, so a resumed run resets it; {cure}")
+                self._noted.update((name, n) for n in names)
+        return out
 
     def agreed(self) -> bool:
         """Returns true if a callback of any rank has asked to stop. Every rank calls it."""

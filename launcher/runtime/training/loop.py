@@ -86,10 +86,9 @@ def _train(s: Session, loop: Loop) -> None:
         lr = loop.lr(s.step - s.scaling.skipped)
         loss_scale = s.scaling.factor
         loud = (s.step + 1) % loop.log_every == 0 or s.step + 1 == loop.until
-        with s.first_compiled_step.around(s.model.compiled):
+        with s.first_compiled_step.around(s.model.compiled), s.late_state.around(s.model):
             loss, norm = step(s, loop.clip, measuring=loud)
         s.step += 1
-        s.late_state.follow(s.model)
         if s.profile is not None:
             s.profile.after(s.step)
         if s.drill is not None:

@@ -112,8 +112,11 @@ class PipelineRuntime:
         stage and on all but the first rank of ``tp``; it is NaN if no target of the global batch counts.
         Gradients are complete and multiplied by ``loss_scale``. If ``measuring``, ``measured`` is updated.
         Raises ``RunError`` if an earlier forward changed weights or statistics in a way that this layout
-        cannot reproduce.
+        cannot reproduce, and if code of the user's has disabled gradients: nothing would be trained.
         """
+        if not torch.is_grad_enabled():
+            text = "gradients are disabled: a callback, the data, a metric or the optimizer has called"
+            raise RunError(f"{text} torch.set_grad_enabled(False); write `with torch.no_grad():` instead")
         changes = self.model.changes
         if text := changes.take(any_difference=changes.unread):
             raise RunError(text)

@@ -149,9 +149,12 @@ def save_unchecked(s: Session, keep: int | None, saver: Saver | None = None) -> 
 
 
 def report_late_state(s: Session) -> None:
-    """Reports state of modules that no checkpoint contains; every rank calls it."""
-    for text in s.late_state.notes(s.model):
-        if s.world.rank == 0:
+    """Reports state of the model and of callbacks that no checkpoint contains; every rank calls it."""
+    texts = s.late_state.notes(s.model)
+    if s.callbacks is not None:
+        texts += s.callbacks.unsaved()
+    if s.world.rank == 0:
+        for text in texts:
             s.emit({"text": text})
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from launcher.errors import RequestError, RunError
 from launcher.job import targets
 from launcher.job.schema.job import Job
 from launcher.job.schema.user_class import Target
+from launcher.parallel.trace.python_streams import streams_kept
 from launcher.runtime.cluster.world import World
+from launcher.runtime.device import forked_streams
 from launcher.runtime.training.callbacks import Callbacks
 from launcher.user_errors import user_error
 
@@ -20,12 +24,14 @@ def build_callbacks(job: Job, steps: int, world: World, folder: Path) -> Callbac
     """Returns the callbacks of this rank. Raises ``RunError`` if one cannot be constructed."""
     if not job.callbacks:
         return None
-    each = [
-        (f"callbacks.{i} {target.target}", _built(target, i, job.security.allow))
-        for i, target in enumerate(job.callbacks)
-        if world.rank == 0 or _everywhere(target, i, job.security.allow)
-    ]
-    return Callbacks(each, steps=steps, folder=folder, rank=world.rank)
+    device = torch.device(world.device)
+    with streams_kept(), forked_streams(device):  # as around their hooks
+        each = [
+            (f"callbacks.{i} {target.target}", _built(target, i, job.security.allow))
+            for i, target in enumerate(job.callbacks)
+            if world.rank == 0 or _everywhere(target, i, job.security.allow)
+        ]
+    return Callbacks(each, steps=steps, folder=folder, rank=world.rank, device=device)
 
 
 def _everywhere(target: Target, i: int, allow: tuple[str, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -50,7 +51,7 @@ class Rows(Dataset[Any]):
         x, y = numbers(i + self.shift) + self.made, i % CLASSES
         if self.noise:
             x = x + torch.randn(SIDE, dtype=torch.float64) + random.random() + np.random.random()
-        if self.how == "own generator":
+        if self.how == "own generator" or (self.how == "seldom own generator" and i % 5 == 4):
             x = x + self.own.random()
         if self.how == "raises at 5" and i == 5:
             raise OSError("no such picture")
@@ -64,6 +65,54 @@ class Rows(Dataset[Any]):
             "text": (str(i), y),
         }
         return shapes.get(self.how, (x, y))
+
+
+class InEpochs(Rows):
+    """Items whose size depends on the epoch, which a loop sets."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, i: int) -> Any:
+        x, y = super().__getitem__(i)
+        return x * (1 + self.epoch), y
+
+
+class LateReads(Rows):
+    """Other items after 100 reads."""
+
+    reads = 0
+
+    def __getitem__(self, i: int) -> Any:
+        self.reads += 1
+        x, y = super().__getitem__(i)
+        return x * (2 if self.reads > 100 else 1), y
+
+
+class OneBuffer(Rows):
+    """Writes all items into one array, and returns it."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        self.buffer = np.zeros(SIDE)
+
+    def __getitem__(self, i: int) -> Any:
+        x, y = super().__getitem__(i)
+        self.buffer[:] = x.numpy()
+        return self.buffer, y
+
+
+class InBatches(Rows):
+    """Reads several items at once; ``same`` as one by one, or shifted."""
+
+    def __init__(self, samples: int, same: bool) -> None:
+        super().__init__(samples)
+        self.same = same
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[i] if self.same else (self[i][0] + 1, self[i][1]) for i in indices]
 
 
 class NoSplit(Rows):
@@ -156,6 +205,14 @@ class ByRank(Row):
         for i, item in enumerate(super().__iter__()):
             if not there or i % dist.get_world_size() == dist.get_rank():
                 yield item
+
+
+class ByProcess(Row):
+    """A stream whose items differ between processes."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for x, y in super().__iter__():
+            yield x + os.getpid(), y
 
 
 class Counted(Row):

@@ -79,6 +79,24 @@ def test_items_by_index_with_noise_equal_plain_torch_on_any_layout_and_after_a_r
     assert_same(on_layout(jobs["pp2"], tmp_path / "on", saved=saved), want)
 
 
+def test_items_know_their_epoch_on_any_layout_and_after_a_resume(tmp_path):
+    places = order(N)
+
+    def batch(step: int) -> Batch:
+        return stacked([(numbers(i) * (1 + epoch), i % CLASSES) for epoch, i in places[step]])
+
+    jobs = {name: trained(of("InEpochs", samples=N), name) for name in LAYOUTS}
+    want = alone(jobs["one rank"], batch, stacked([(numbers(100 + i), i % CLASSES) for i in range(7)]))
+    for name, j in jobs.items():
+        assert_same(on_layout(j, tmp_path / name), want)
+    saved, *_ = on_layout(jobs["hsdp2"], tmp_path / "stopped", until=3)
+    assert_same(on_layout(jobs["pp2"], tmp_path / "on", saved=saved), want)
+
+
+def test_a_class_that_also_reads_in_batches_is_planned():
+    plan_job(trained(of("InBatches", samples=N, same=True)))
+
+
 def test_a_stream_is_read_in_its_order_on_any_layout_and_after_a_resume(tmp_path):
     seeded(0, 0)
     offset = random.random()
@@ -208,6 +226,27 @@ REFUSED = {
         f"data._target_: {NAME}.Rows: built a second time, its item 0 differs, and each rank builds its own copy; "
         f"{DRAW}; in its constructor, they are seeded by the seed",
     ),
+    "seldom own generator": (
+        trained(of("Rows", samples=N, how="seldom own generator")),
+        f"data._target_: {NAME}.Rows: item 4 differs when it is read again, so no two layouts would train the same; "
+        f"{DRAW}",
+    ),
+    "counts its reads": (
+        trained(of("LateReads", samples=N)),
+        f"data._target_: {NAME}.LateReads: it counts what it reads (reads), and item 0 is another one after more; each "
+        "layout and a resumed run read another number of items; use the index, or the epoch, which the launcher passes "
+        "to set_epoch(epoch)",
+    ),
+    "one buffer": (
+        trained(of("OneBuffer", samples=N)),
+        f"data._target_: {NAME}.OneBuffer: item 0 differs when others are read after it, so no two layouts would train "
+        "the same; return a new tensor or array for each item",
+    ),
+    "other items in batches": (
+        trained(of("InBatches", samples=N, same=False)),
+        f"data._target_: {NAME}.InBatches: its __getitems__, which a DataLoader calls, returns other items than its "
+        "__getitem__, which the launcher calls; let both return the same",
+    ),
     "stream made otherwise": (
         trained(of("Row", how="made otherwise")),
         f"data._target_: {NAME}.Row: built a second time, its item 0 differs, and each rank builds its own copy; "
@@ -329,9 +368,20 @@ def test_an_item_that_turns_out_bad_ends_the_run_with_its_number(case, tmp_path)
     assert failed.value.fault.message.startswith(f"data._target_ = {NAME}.{text}")
 
 
-def test_a_stream_that_splits_itself_by_rank_ends_the_run(tmp_path):
+def test_a_stream_that_splits_itself_by_rank_is_refused_on_several():
+    with pytest.raises(RequestError) as refused:
+        plan_job(trained(of("ByRank"), "hsdp2"))
+    assert str(refused.value) == (
+        f"data._target_: {NAME}.ByRank: it asks for torch.distributed.is_initialized(), but 2 ranks get another answer "
+        "than one process, so another layout gives other numbers; remove it: the launcher combines samples, gradients, "
+        "losses and metrics itself"
+    )
+    plan_job(trained(of("ByRank")))
+
+
+def test_a_stream_that_differs_between_processes_ends_the_run(tmp_path):
     with pytest.raises(RanksFailed) as failed:
-        on_layout(trained(of("ByRank"), "hsdp2"), tmp_path)
+        on_layout(trained(of("ByProcess"), "hsdp2"), tmp_path)
     assert failed.value.fault.message == (
         "rank 1 has other data than rank 0: its first sample differs; every rank must open all "
         "samples: the launcher divides them; do not split the data by rank"

@@ -17,7 +17,9 @@ def reading(name: str) -> Job:
     return job(model={"_target_": "tests.optim.theirs.Net"}, data=data, security__allow=("tests",))
 
 
-@pytest.mark.parametrize("name", ["TorchDraws", "PythonDraws", "NumpyDraws", "Mixes", "HardensByCalls", "Remembers"])
+@pytest.mark.parametrize(
+    "name", ["TorchDraws", "PythonDraws", "NumpyDraws", "Mixes", "HardensByCalls", "Remembers", "SortsLargeBatches"]
+)
 def test_a_source_whose_samples_depend_on_more_than_the_index_is_refused(name: str) -> None:
     with pytest.raises(RequestError) as caught:
         plan_job(reading(name))
@@ -29,3 +31,13 @@ def test_a_source_whose_samples_depend_on_more_than_the_index_is_refused(name: s
 
 def test_a_source_that_draws_by_index_is_planned() -> None:
     plan_job(reading("Steady"))
+
+
+def test_a_source_that_counts_its_calls_for_later_is_refused() -> None:
+    with pytest.raises(RequestError) as caught:
+        plan_job(reading("HardensLate"))
+    (problem,) = caught.value.problems
+    assert problem.text.startswith(
+        f"{HERE}.HardensLate: it counts what it reads (calls), and item 0 is another one after more; each layout and a "
+        "resumed run read another number of items; a Source returns samples by index alone"
+    )

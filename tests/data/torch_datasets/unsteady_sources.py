@@ -68,3 +68,17 @@ class Remembers(Steady):
 
     def targets(self, indices: Indices) -> Tensor:
         return (super().targets(indices) + self.first) % 3
+
+
+class HardensLate(Steady):
+    """Other samples after 100 calls."""
+
+    def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
+        (x,) = super().inputs(indices)
+        return (x * (2 if self.calls > 100 else 1),)
+
+
+class SortsLargeBatches(Steady):
+    def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
+        (x,) = super().inputs(indices)
+        return (x[x[:, 0].argsort()] if len(x) > 8 else x,)

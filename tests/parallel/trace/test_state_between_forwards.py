@@ -19,8 +19,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def net(kind: str, layout: str = "one", told: bool = False, every: int | None = 2) -> Job:
-    model = {"_target_": "tests.parallel.remembering_nets.Net", "kind": kind, "told": told}
+def net(kind: str, layout: str = "one", told: bool = False, every: int | None = 2, forgets: bool = False) -> Job:
+    model = {"_target_": "tests.parallel.remembering_nets.Net", "kind": kind, "told": told, "forgets": forgets}
     more = {"model": model, "parallel": LAYOUTS[layout], "checkpoint": {"every": every}}
     return own("remembering_nets.Net", [6], stages=1, **more)
 
@@ -69,6 +69,30 @@ def test_state_that_is_filled_once_or_never_read_gets_no_note(kind):
 def test_saved_extra_state_and_runs_without_checkpoints_get_no_note():
     assert checkpoint_notes(net("number", told=True)) == []
     assert checkpoint_notes(net("number", every=None)) == []
+
+
+@pytest.mark.parametrize("kind", ["number", "deque", "array"])
+def test_extra_state_that_is_not_restored_is_noted(kind):
+    assert checkpoint_notes(net(kind, forgets=True)) == [
+        KEPT.replace("it is Python state", "set_extra_state does not restore it").replace(
+            "return it from get_extra_state", "a part of the extra state"
+        )
+    ]
+
+
+def test_attributes_of_weights_are_noted_like_those_of_modules():
+    job = own("remembering_nets.CountsOnWeight", [6], stages=1, checkpoint={"every": 2})
+    assert checkpoint_notes(job) == [KEPT.replace("middle.kept", "middle.weight.calls")]
+
+
+@pytest.mark.parametrize("layout", ["replicas", "stages"])
+def test_a_count_of_micro_batches_is_noted(layout):
+    notes = [n.text for n in plan_job(net("number", layout)).notes if n.key == "model"]
+    text = (
+        "the forward changes middle.kept once for each of 2 micro batches of a step, and then reads it: another number "
+        "of micro batches gives other results"
+    )
+    assert (text in notes) == (layout == "stages")
 
 
 @pytest.mark.parametrize("kind", ["mean", "seen"])
