@@ -193,7 +193,7 @@ def test_a_loss_that_another_layout_would_train_differently_is_refused(name: str
 CHANGING: dict[str, str] = {
     "Softmaxed": "it changes its output or its targets in place, which the loss and other metrics use too; clone them "
     "first",
-    "IgnoresFirst": "it counts its calls (calls), and its sum is another one after more; each layout calls it another "
+    "IgnoresFirst": "it counts its calls (calls), and its sum changes after more of them; each layout calls it another "
     "number of times, and no checkpoint contains the count. Compute it from its arguments alone",
 }
 
