@@ -9,6 +9,14 @@ from typing import Any
 
 from launcher.errors import Problem, refuse
 
+VARIABLES = frozenset({
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "GROUP_WORLD_SIZE",
+    "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_PROCID", "SLURM_NTASKS",
+    "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMI_SIZE", "PMIX_RANK",
+})  # fmt: skip
+"""Environment variables by which launchers describe the world to a process."""
+
 
 @contextmanager
 def same_on_all_ranks(key: str, name: str, ranks: int) -> Iterator[None]:
@@ -29,7 +37,7 @@ def same_on_all_ranks(key: str, name: str, ranks: int) -> Iterator[None]:
 @contextmanager
 def environment_reads() -> Iterator[None]:
     """Reports each read of a variable in ``VARIABLES`` to the observers of the forward, while entered."""
-    from launcher.parallel.trace.process_group_reads import VARIABLES, ask
+    from launcher.parallel.trace.process_group_reads import ask
 
     kind: Any = type(os.environ)
     get, has = kind.__getitem__, kind.__contains__

@@ -12,6 +12,7 @@ from launcher.job.schema.steps import Train
 from launcher.job.schema.user_class import Target
 from launcher.optim.build import scale_lr
 from launcher.optim.schedule import factors
+from launcher.plan.resolve import steps
 from launcher.runtime.training import loop
 from launcher.runtime.training.monitored_metrics import Watched
 from launcher.runtime.training.profiler import FOLDER, ProfileWindow
@@ -22,22 +23,14 @@ from launcher.runtime.training.session import Session
 
 def run_on_ranks(step: Train, session: Session, job: Job) -> str:
     session.profile = _profiled(session, job)
-    training = replace(loop_settings(session, job), until=_until(step, job, session.plan.sizes.steps))
+    training = replace(
+        loop_settings(session, job), until=steps.end_of_train(step, job, session.plan.sizes.steps)
+    )
     with torch.autograd.set_detect_anomaly(job.debug.anomaly):
         loop.train(session, training)
     check_replicas(session)
     report_late_state(session)
     return ""
-
-
-def _until(step: Train, job: Job, total: int) -> int:
-    """Returns the step count at which this ``train`` ends.
-
-    A request's ``train`` steps share ``total`` evenly.
-    """
-    trains = [s for s in job.steps.values() if isinstance(s, Train)]
-    which = next(n for n, s in enumerate(trains, 1) if s is step)
-    return total * which // len(trains)
 
 
 def loop_settings(s: Session, job: Job) -> loop.Loop:

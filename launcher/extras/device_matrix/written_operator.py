@@ -1,11 +1,10 @@
-"""Reads one operator's written strategy, and proposes the nearest one that fits if it does not."""
+"""Reads one operator's written strategy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from shlex import quote
 from typing import Any
 
 from launcher.extras.device_matrix.layout import TensorLayout
@@ -18,15 +17,12 @@ from launcher.extras.device_matrix.written_dims import (
     dividing_slices,
     named_axes,
     named_layout,
-    nearest_slices,
     over_ranks,
     sliced_layout,
     slices,
     text,
 )
-from launcher.plan.tensor_parallel.module_strategies import KEY
 from launcher.plan.tensor_parallel.strategy_reader import named_matrix
-from launcher.plan.values.grid import divisors
 from launcher.plan.values.resolved import StrategyOrigin
 
 WORDS = ("in", "out", "input", "output", "makes", "matrix", "axes")
@@ -94,8 +90,8 @@ def strategy_of(
     if unknown:
         known = ", ".join([*WORDS, *op.params])
         raise UnfitError(f"{unknown[0]}: no such key; the keys are {known}")
-    tensors = dict(_tensors(value, op))
-    axes = _axes(value, op.ranks)
+    tensors = dict(input_dims(value, op))
+    axes = matrix_axes(value, op.ranks)
     cut = _cut(op, tensors, axes)
     if "makes" in value:
         _made(value["makes"], op, cut, axes)
@@ -115,14 +111,14 @@ def _over_matrix(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"matrix": named[0], "axes": named[1], **others}
 
 
-def _axes(value: Mapping[str, Any], ranks: int) -> Axes | None:
+def matrix_axes(value: Mapping[str, Any], ranks: int) -> Axes | None:
     """Returns the named axes; ``None`` if the strategy has numbers of slices."""
     if "matrix" in value or "axes" in value:
         return device_matrix(value.get("matrix"), value.get("axes"), ranks)
     return None
 
 
-def _tensors(value: Mapping[str, Any], op: WrittenOperator) -> Iterator[tuple[int, Any]]:
+def input_dims(value: Mapping[str, Any], op: WrittenOperator) -> Iterator[tuple[int, Any]]:
     """Yields the place and the written dims of each input."""
     inputs = value.get("in", ())
     if not isinstance(inputs, list | tuple):
@@ -167,7 +163,7 @@ def _cut_of(op: WrittenOperator, tensors: Mapping[int, Any], axes: Axes | None) 
     first: dict[str, int] = {}
     for place, dims in sorted(tensors.items()):
         where = f"in[{place}]"
-        owned = _dims(where, dims, op.shapes[place], axes)
+        owned = cut_dims(where, dims, op.shapes[place], axes)
         for d, (letter, own) in enumerate(zip(op.rule.ins[place], owned, strict=True)):
             if letter and cut.setdefault(letter, own) != own:
                 here, there = (_axes_text(c, axes) for c in (own, cut[letter]))
@@ -190,8 +186,8 @@ def _made(makes: Any, op: WrittenOperator, cut: Cut, axes: Axes | None) -> None:
         raise UnfitError(f"makes: {text(makes)}: must be a list with one list for each output")
     for i, (dims, shape, letters) in enumerate(zip(makes, shapes, op.rule.outs, strict=True)):
         where = f"makes[{i}]"
-        for d, (letter, own) in enumerate(zip(letters, _dims(where, dims, shape, axes), strict=True)):
-            if _ways(own, axes) > 1 and (not letter or op.rule.size[letter] % _ways(own, axes)):
+        for d, (letter, own) in enumerate(zip(letters, cut_dims(where, dims, shape, axes), strict=True)):
+            if slice_count(own, axes) > 1 and (not letter or op.rule.size[letter] % slice_count(own, axes)):
                 raise UnfitError(f"{where}: {text(dims)}: dim {d} of {list(shape)} cannot be cut this way")
             if letter and cut.setdefault(letter, own) != own:
                 raise UnfitError(f"{where}: {text(dims)}: dim {d} is cut differently from the input")
@@ -201,7 +197,7 @@ def _made(makes: Any, op: WrittenOperator, cut: Cut, axes: Axes | None) -> None:
         _once(cut, axes)
 
 
-def _dims(where: str, dims: Any, shape: Sequence[int], axes: Axes | None) -> list[tuple[int, ...]]:
+def cut_dims(where: str, dims: Any, shape: Sequence[int], axes: Axes | None) -> list[tuple[int, ...]]:
     if axes is None:
         return [(n,) for n in slices(where, dims, shape)]
     return named_axes(where, dims, shape, axes)
@@ -217,8 +213,8 @@ def _axes_text(cut: tuple[int, ...], axes: Axes | None) -> str:
 def _divided(op: WrittenOperator, place: int, dims: Any, axes: Axes | None) -> None:
     """Raises ``UnfitError`` if a dim cannot be cut as written."""
     where, shape = f"in[{place}]: {text(dims)}", op.shapes[place]
-    for d, (letter, own) in enumerate(zip(op.rule.ins[place], _dims("", dims, shape, axes), strict=True)):
-        n = _ways(own, axes)
+    for d, (letter, own) in enumerate(zip(op.rule.ins[place], cut_dims("", dims, shape, axes), strict=True)):
+        n = slice_count(own, axes)
         if n == 1:
             continue
         if not letter:
@@ -231,7 +227,7 @@ def _divided(op: WrittenOperator, place: int, dims: Any, axes: Axes | None) -> N
             raise UnfitError(f"{where}: dim {d} of {list(shape)}: {why}")
 
 
-def _ways(own: tuple[int, ...], axes: Axes | None) -> int:
+def slice_count(own: tuple[int, ...], axes: Axes | None) -> int:
     return own[0] if axes is None else prod(axes.matrix[a] for a in own)
 
 
@@ -264,12 +260,12 @@ def _output(
 
     Numbers of slices use the operator's own axes if these cut the output so, otherwise a separate matrix.
     """
-    output = _said_of_output(value)
+    output = output_dims(value)
     if output is None:
         return None
     if isinstance(output, Mapping):  # it has a device matrix of its own
         own_axes = device_matrix(output.get("matrix"), output.get("axes"), op.ranks)
-        return named_layout("out", _said_of_output({"out": output.get("out", ())}), op.made, own_axes)
+        return named_layout("out", output_dims({"out": output.get("out", ())}), op.made, own_axes)
     if axes is not None:
         return named_layout("out", output, op.made, axes)
     own = strategy.makes(op.rule, 0).summed()
@@ -277,7 +273,7 @@ def _output(
     return own if same else sliced_layout("out", output, op.made, op.ranks)
 
 
-def _said_of_output(value: Mapping[str, Any]) -> Any:
+def output_dims(value: Mapping[str, Any]) -> Any:
     if "output" in value:
         return value["output"]
     output = value.get("out")
@@ -286,75 +282,3 @@ def _said_of_output(value: Mapping[str, Any]) -> Any:
     if not isinstance(output, list | tuple) or len(output) != 1:
         raise UnfitError(f"out: {text(output)}: must be a list with one list, for the only output")
     return output[0]
-
-
-def nearest_cure(key: str, value: Any, op: WrittenOperator, origin: StrategyOrigin | None) -> str:
-    """Returns the override with the nearest strategy that fits; "" if there is none."""
-    if origin is not None or not isinstance(value, Mapping):
-        return ""
-    for name, change in _changes(value, op):
-        if not _cuts(change):
-            continue  # the user did not mean to cut nothing
-        try:
-            strategy_of({**value, name: change}, op, 0, key)
-        except UnfitError:
-            continue
-        return quote(f"{KEY}.{key}.{name}={text(change)}")
-    return ""
-
-
-def _cuts(change: Any) -> bool:
-    return any(map(_cuts, change)) if isinstance(change, list) else change not in (None, 1)
-
-
-def _changes(value: Mapping[str, Any], op: WrittenOperator) -> Iterator[tuple[str, Any]]:
-    """Yields changes of a single key: a smaller matrix, fewer slices, fewer axes per dim."""
-    matrix, names = value.get("matrix"), value.get("axes")
-    if isinstance(matrix, list | tuple) and all(type(n) is int and n > 0 for n in matrix):
-        yield "matrix", nearest_slices(matrix, [op.ranks] * len(matrix), op.ranks)
-    try:
-        tensors = dict(_tensors({"in": value.get("in", ())}, op))
-        axes = _axes(value, op.ranks)
-    except UnfitError:
-        return
-    for order in op.orders:
-        try:
-            yield "in", _nearest(order, tensors, axes, names)
-        except UnfitError:
-            continue
-    try:
-        output = _said_of_output(value)
-        counts = [_ways(own, axes) for own in _dims("out", output, op.made, axes)]
-    except UnfitError:
-        return
-    if axes is None:
-        yield "out", [nearest_slices(counts, op.made, op.ranks)]
-    else:
-        yield "out", [[n if s % c == 0 else None for n, c, s in zip(output, counts, op.made, strict=True)]]
-
-
-def _nearest(
-    op: WrittenOperator, tensors: Mapping[int, Any], axes: Axes | None, names: Any
-) -> list[list[Any]]:
-    """Returns the inputs with the most slices, or axes, that each letter and the ranks allow."""
-    cut: Cut = {}
-    for place, dims in sorted(tensors.items()):
-        owned = _dims(f"in[{place}]", dims, op.shapes[place], axes)
-        for letter, own in zip(op.rule.ins[place], owned, strict=True):
-            if letter and cut.setdefault(letter, own) != own:
-                raise UnfitError("two different cuts are possible")
-
-    # letter by letter, from the ranks that remain
-    got: dict[str, Any] = {"": None if axes else 1}
-    remaining = op.ranks
-    for letter, own in cut.items():
-        size = op.rule.size[letter]
-        if axes is None:
-            got[letter] = max(k for k in divisors(remaining) if k <= own[0] and size % k == 0)
-            remaining //= got[letter]
-        else:
-            while own and size % _ways(own, axes):
-                own = own[:-1]
-            axis_names = [names[a] for a in own]
-            got[letter] = axis_names if len(axis_names) > 1 else next(iter(axis_names), None)
-    return [[got[letter] for letter in op.rule.ins[place]] for place in tensors]

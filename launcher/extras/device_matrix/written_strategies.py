@@ -9,11 +9,12 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.extras.device_matrix.layout import TensorLayout
+from launcher.extras.device_matrix.nearest_strategy import nearest_cure
 from launcher.extras.device_matrix.op_graph import OpGraph
 from launcher.extras.device_matrix.op_rule import OpRule, OpStrategy
 from launcher.extras.device_matrix.operator_names import MARK, main_operators
 from launcher.extras.device_matrix.written_dims import UnfitError, text
-from launcher.extras.device_matrix.written_operator import Written, WrittenOperator, nearest_cure, strategy_of
+from launcher.extras.device_matrix.written_operator import Written, WrittenOperator, strategy_of
 from launcher.job.schema.did_you_mean import did_you_mean, nearest
 from launcher.plan.tensor_parallel.module_strategies import KEY
 from launcher.plan.tensor_parallel.strategy_lookup import StrategyLookup

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 from launcher.checkpoint.tensorfile.disk import write_bytes
 from launcher.extras.mindspore import protobuf
-from launcher.extras.mindspore.one_axis_per_dim import expanded
+from launcher.extras.mindspore.match_strategy_dims import expanded
 from launcher.extras.mindspore.protobuf import BYTES, MOST_FIELDS, NUMBERS, ProtobufMessage, numbers, packet
 from launcher.extras.mindspore.strategy import OperatorParts, Slicing, StrategyFile, StrategyForm
 from launcher.untrusted.files import DIMS, brief, parsed, read_bytes

@@ -10,7 +10,7 @@ from launcher.checkpoint.foreign.names import kind_of
 from launcher.checkpoint.layout.strategy import STAGE, Entry, Strategy
 from launcher.checkpoint.tensorfile.safetensors import described
 from launcher.extras.mindspore.from_ours import cuts
-from launcher.extras.mindspore.one_axis_per_dim import collapsed
+from launcher.extras.mindspore.match_strategy_dims import collapsed
 from launcher.extras.mindspore.strategy import Slicing, StrategyFile
 from launcher.plan.values.grid import Grid, RankSpan
 from launcher.plan.values.layout import DimSpans, Layout, common_axes, within

@@ -12,14 +12,6 @@ import torch.distributed.distributed_c10d as c10d
 
 from launcher.parallel.model_state.python_state import INSTALLED
 
-VARIABLES = frozenset({
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "GROUP_WORLD_SIZE",
-    "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_PROCID", "SLURM_NTASKS",
-    "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMI_SIZE", "PMIX_RANK",
-})  # fmt: skip
-"""Environment variables by which launchers describe the world to a process."""
-
 BETWEEN = (
     "os", "_collections_abc", "collections.abc", "contextlib", "functools", __name__,
     "launcher.planner.environment_reads",

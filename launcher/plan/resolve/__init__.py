@@ -55,6 +55,7 @@ __all__ = [
     "mode",
     "recompute",
     "stage_config",
+    "steps",
     "transform_targets",
     "transformer_opt",
 ]

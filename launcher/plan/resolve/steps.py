@@ -10,7 +10,7 @@ from launcher.job.schema.components import Schedule
 from launcher.job.schema.data import Text
 from launcher.job.schema.job import Job
 from launcher.job.schema.optim import WSD, CosineRestarts
-from launcher.job.schema.steps import Predict
+from launcher.job.schema.steps import Predict, Train
 from launcher.job.schema.user_class import Target
 from launcher.plan import step_order
 from launcher.plan.resolve import transform_targets
@@ -109,3 +109,10 @@ def _rates(schedule: Schedule, steps: int) -> Iterator[Note]:
     elif isinstance(schedule, WSD) and schedule.decay_steps is None:
         share = f"schedule.decay_share={schedule.decay_share:g} of {many(steps, 'step')}"
         yield Note("schedule.decay_steps", f"null -> {schedule.decay(steps)}: {share}")
+
+
+def end_of_train(step: Train, job: Job, total: int) -> int:
+    """Returns the step count at which this ``train`` of ``job`` ends: all of them share ``total`` evenly."""
+    every = [s for s in job.steps.values() if isinstance(s, Train)]
+    which = next(n for n, s in enumerate(every, 1) if s is step)
+    return total * which // len(every)

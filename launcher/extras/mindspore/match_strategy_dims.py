@@ -1,4 +1,4 @@
-"""Converts layouts to at most one axis of the device matrix per dim, and back."""
+"""Matches the dims of a strategy with those of its tensor: a strategy may have one per axis."""
 
 from __future__ import annotations
 
