@@ -99,7 +99,7 @@ def mode(job: Job, outer: int | None) -> Mode:
 def problems(job: Job, outer: int | None) -> list[Problem]:
     """Returns problems that can be found without a plan."""
     if job.launch.slurm is not None or job.launch.k8s is not None:  # started elsewhere
-        return [*_unstarted(job)]
+        return [*_ranks_not_restarted(job)]
     requested, problems = job.launch.mode, []
     if requested == "external" and outer is None:
         text = "external: neither torchrun nor srun has started this process"
@@ -116,10 +116,10 @@ def problems(job: Job, outer: int | None) -> list[Problem]:
             f"; run torchrun --nnodes {nodes} -m launcher ... on each node, or submit it with launch=slurm"
         )
         problems.append(Problem("launch.nnodes", text))
-    return [*problems, *_undrilled(job, mode(job, outer))]
+    return [*problems, *_drill_cannot_happen(job, mode(job, outer))]
 
 
-def _undrilled(job: Job, how: Mode) -> Iterator[Problem]:
+def _drill_cannot_happen(job: Job, how: Mode) -> Iterator[Problem]:
     """Yields problems of a drill that needs an outer launcher, or ends ranks that nothing restarts."""
     fault = job.debug.drill
     if fault is None or how == "external":
@@ -131,10 +131,10 @@ def _undrilled(job: Job, how: Mode) -> Iterator[Problem]:
         text = "inproc: a rank in this process is not restarted, and debug.drill ends it"
         yield Problem("launch.mode", text, "launch.mode=auto")
     else:
-        yield from _unstarted(job)
+        yield from _ranks_not_restarted(job)
 
 
-def _unstarted(job: Job) -> Iterator[Problem]:
+def _ranks_not_restarted(job: Job) -> Iterator[Problem]:
     """Yields problems of a drill that ends ranks which would not be restarted."""
     if job.debug.drill is None or not drill.restarts(job) or job.launch.max_restarts:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.checkpoint.foreign.import_checkpoint import aimed, is_foreign, to_checkpoint
+from launcher.checkpoint.foreign.import_checkpoint import is_foreign, open_source_and_layout, to_checkpoint
 from launcher.checkpoint.foreign.one_file_per_rank import (
     RankFormat,
     check_free_for_ranks,
@@ -183,7 +183,7 @@ def check_heads(step: Transform, src: Path, trust: Trust) -> None:
     if step.format != "launcher":
         writer(src, _to(step, src), step.src_strategy, trust=trust, verify=False)
     elif is_foreign(src, step.src_strategy):
-        aimed(src, _to(step, src), step.src_strategy, verify=False)
+        open_source_and_layout(src, _to(step, src), step.src_strategy, verify=False)
     else:
         checkpoint = open_checkpoint(src, trust)
         target(step, checkpoint.strategy)

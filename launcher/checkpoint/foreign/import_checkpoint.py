@@ -301,7 +301,7 @@ def to_checkpoint(
     The report's ``left`` lists the entries of ``src`` that are not tensors.
     """
     check_apart(src, dst)
-    source, target = aimed(src, to, strategy)
+    source, target = open_source_and_layout(src, to, strategy)
     sources = [source.read_full() for _ in range(workers)]
     report = import_tensors(
         sources[0], dst, target, {"step": 0}, overwrite=overwrite, key=key, beside=sources[1:]
@@ -309,7 +309,7 @@ def to_checkpoint(
     return replace(report, left=source.others)
 
 
-def aimed(
+def open_source_and_layout(
     src: Path, to: mindspore.StrategyInput | mindspore.Layouts, strategy: str | None, *, verify: bool = True
 ) -> tuple[Foreign, Strategy]:
     """Opens ``src`` and returns it together with the layout to write.

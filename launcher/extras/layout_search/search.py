@@ -138,14 +138,16 @@ class CandidateQueue:
         """Returns the lower bound of the seconds, as known so far; ``inf`` if the layout does not fit."""
         least, seen = self.least[layout], self.families.get(_family(layout))
         if seen is not None:
-            return least.seconds(seen.uneven, self._surely(layout), NEAR)
-        return least.seconds(self._uneven(layout), self._surely(layout), FAR)
+            return least.seconds(seen.uneven, self._bounding_policies(layout), NEAR)
+        return least.seconds(self._uneven(layout), self._bounding_policies(layout), FAR)
 
     def trial(self, layout: LayoutCandidate, below: float) -> LayoutTrial:
         """Returns the layout with its bound and the expected effects of policies."""
-        return LayoutTrial(layout, self.least[layout], self._likely(layout), self._surely(layout), below)
+        return LayoutTrial(
+            layout, self.least[layout], self._likely_policies(layout), self._bounding_policies(layout), below
+        )
 
-    def _surely(self, layout: LayoutCandidate) -> Policies:
+    def _bounding_policies(self, layout: LayoutCandidate) -> Policies:
         """Returns effects for bounds: its family's, else its kind's, else those of similar schedulers.
 
         Similar schedulers have equal backwards.
@@ -158,7 +160,7 @@ class CandidateQueue:
         alike = (of for other, of in self.kinds.items() if RULES[other[0]].split == split)
         return {**UNSEEN, **(self.kinds.get(kind) or _together(alike))}
 
-    def _likely(self, layout: LayoutCandidate) -> Policies:
+    def _likely_policies(self, layout: LayoutCandidate) -> Policies:
         """Returns likely effects: those of its family, else of its kind, else of the nearest kind."""
         seen = self.families.get(_family(layout))
         if seen is not None and seen.policies:

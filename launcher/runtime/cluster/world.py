@@ -61,7 +61,7 @@ def backend_of(device: str) -> str:
     return devices.backends(device)
 
 
-def among(at: Place, device: str = "cpu", backend: str | None = None) -> World:
+def world_at(at: Place, device: str = "cpu", backend: str | None = None) -> World:
     """Returns the ``World`` of a rank whose place an outer launcher has assigned."""
     return World(
         rank=at.rank,

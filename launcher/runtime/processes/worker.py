@@ -21,7 +21,7 @@ from launcher.runtime import faults, gc_thresholds, log
 from launcher.runtime.cluster import flight_recorder
 from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.rendezvous import Rendezvous
-from launcher.runtime.cluster.world import World, among, connect, no_stop_signal, place
+from launcher.runtime.cluster.world import World, connect, no_stop_signal, place, world_at
 from launcher.runtime.processes import hang
 from launcher.runtime.processes.fork_server import die_with
 from launcher.runtime.signals import STOPS, polled
@@ -147,7 +147,7 @@ def _connect_and_run(task: AttemptTask, rank: int, box: Outbox, stop_signal: Cal
 
 def _world(task: AttemptTask, rank: int) -> World:
     if task.outer is not None:
-        return among(task.outer, task.device, task.backend)
+        return world_at(task.outer, task.device, task.backend)
     return World(
         rank=rank,
         size=task.size,

@@ -129,7 +129,7 @@ def smallest(outcome: VariableSearch) -> Assignment:
     return outcome.cheapest(byte=1.0, second=1e-6)
 
 
-def unfolded(
+def refined_per_operator(
     pricer: Pricer, variables: Variables, single: Variables, choice: Assignment, limit: float | None
 ) -> Assignment:
     """Refines ``choice`` with one variable per operator (``single``).
@@ -155,7 +155,7 @@ def neighbors_of(pricer: Pricer, at: int) -> list[int]:
     return sorted({pricer.makers[v] for v in node.ins if v in pricer.makers} | set(takers))
 
 
-def halved(
+def assigned_by_factors(
     graph: OpGraph, rules: Sequence[OpRule | None], variables: Variables, ranks: int, model: CostModel
 ) -> tuple[State, ...]:
     """Returns a state of each variable: prime factors of the ranks are assigned one by one, largest first.
@@ -317,12 +317,14 @@ def _solutions(
         others.append([(tuple(strategies[at] for at in v.members),) for v in folded.all])
     every = [v.states(ranks) for v in folded.all]
     if not written and not few(every):
-        others.append(pricer.equal([(s,) for s in halved(graph, rules, folded, ranks, pricer.model)]))
+        others.append(
+            pricer.equal([(s,) for s in assigned_by_factors(graph, rules, folded, ranks, pricer.model)])
+        )
 
     best = explore(pricer, folded, ranks, others, memory)
     out = [choice.strategies(folded) for choice in best]
     if folded is not single:
-        refined = unfolded(pricer, folded, single, best[0], memory)
+        refined = refined_per_operator(pricer, folded, single, best[0], memory)
         out.insert(0 if order(refined, memory) < order(best[0], memory) else 1, refined.strategies(single))
     return out
 
