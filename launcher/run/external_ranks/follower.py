@@ -29,7 +29,7 @@ from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.messages import Messages, Unsigned, decode, interruptible, secret
 from launcher.runtime.cluster.network import NetworkView, endpoint, network
 from launcher.runtime.cluster.rendezvous import SAY_S, RendezvousRequest, Seconds, open_store
-from launcher.runtime.cluster.world import among
+from launcher.runtime.cluster.world import world_at
 from launcher.runtime.faults import Interrupted, Preempted, RanksFailed
 from launcher.runtime.signals import heard
 
@@ -138,7 +138,7 @@ def _obey(order: Instruction, at: Place, store: Store, used: NetworkView) -> int
     console = os.dup(2)  # this rank's output goes to its log from now on
 
     try:
-        carry_out(order, among(at), at, store, used)
+        carry_out(order, world_at(at), at, store, used)
     except Interrupted as stop:
         return stop.code
     except RanksFailed as error:  # rank 0 cannot report it

@@ -38,7 +38,7 @@ from launcher.runtime.cluster.launch_env import DAMAGED, Place, place
 from launcher.runtime.cluster.messages import VARIABLE, Messages, Unsigned, encode, of_several_nodes, secret
 from launcher.runtime.cluster.network import NetworkView, network
 from launcher.runtime.cluster.rendezvous import SAY_S, MessageRefused, await_ranks, open_store, ranks_text
-from launcher.runtime.cluster.world import World, among, connect, no_stop_signal
+from launcher.runtime.cluster.world import World, connect, no_stop_signal, world_at
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.processes.hang import error_to_raise
 from launcher.runtime.signals import STOPS, heard
@@ -199,7 +199,7 @@ class FollowerRanks:
         stop: Preempted | None = None
         done: dict[str, Any] = {}
         try:
-            world = replace(among(self._at), send=send)
+            world = replace(world_at(self._at), send=send)
             done = carry_out(order, world, self._at, self._store, self._network)
         except Preempted as error:
             stop = error
@@ -307,7 +307,7 @@ def carry_out(order: Instruction, world: World, at: Place, store: Store, used: N
 def _carry_out(
     order: Instruction, world: World, at: Place, store: Store, used: NetworkView
 ) -> dict[str, Any]:
-    mine = replace(among(at, order.device, order.backend), send=world.send)
+    mine = replace(world_at(at, order.device, order.backend), send=world.send)
     own = Messages(store, secret(at)).within(corner(at))
 
     # A store may be too busy, or gone, when an address is needed. So rank 0, which reports on all ranks,
