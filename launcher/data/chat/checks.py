@@ -33,6 +33,7 @@ from launcher.data.file_kinds import BadFile
 from launcher.data.limited_child import ChildFailed, LimitExceeded, in_child
 from launcher.errors import Problem, error_text
 from launcher.job.schema.data import Chat, Paths
+from launcher.plan.values.module_names import listed
 
 ROWS_CHECKED = 50
 """The number of rows that are checked at the start of each path; they suffice to recognize a wrong format."""
@@ -137,7 +138,11 @@ def _trained_text(settings: Chat, by: ChatTokenizer) -> str:
             except BadRow:
                 continue
             if made is not None:
-                return f"in {Path(row.place).name} the model is trained on {by.trained_text(*made)}"
+                text = f"in {Path(row.place).name} the model is trained on {by.trained_text(*made)}"
+                rest = by.template is not None and by.template.unwritten_reasoning(conversation_of(row))
+                return (
+                    f"{text}; the template leaves out {listed(rest)}, so it is not learned" if rest else text
+                )
     except (BadFile, OSError):
         return ""  # the checks of the data report these errors
     return ""

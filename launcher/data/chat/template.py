@@ -30,6 +30,9 @@ LARGEST_NUMBER = 1000
 START, END = "\ufdd0", "\ufdd1"
 """Code points that mark the start and end of generated text during rendering; no text contains them."""
 
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Keys under which messages have the reasoning before an answer; each template knows some of them or none."""
+
 Span = tuple[int, int]
 
 
@@ -165,6 +168,16 @@ class ChatTemplate:
                     raise BadRow(
                         f"message {i}: the template writes None for its content; write an empty text"
                     )
+
+    def unwritten_reasoning(self, conversation: Conversation) -> list[str]:
+        """Returns the keys with reasoning of the assistant that the text lacks. Raises ``BadRow``.
+
+        A template may leave out the reasoning of all turns but the last.
+        """
+        rendered = self._rendered(conversation, conversation.messages)
+        every = [m for m in conversation.messages if m["role"] == ASSISTANT]
+        texts = {key: [m[key].strip() for m in every if isinstance(m.get(key), str)] for key in REASONING}
+        return [key for key, own in texts.items() if any(own) and not any(t and t in rendered for t in own)]
 
     def _rendered_or_none(self, conversation: Conversation, i: int, message: Message) -> str | None:
         """Renders the conversation with ``message`` at index ``i``; ``None`` if the template refuses it."""

@@ -260,6 +260,19 @@ def test_a_template_that_loses_or_changes_calls_is_refused(
         read(written(tmp_path, template, [row]))
 
 
+THINKING = CALLING.replace("m.content }}", "m.content ~ (m.thinking or '') }}")
+
+
+@pytest.mark.parametrize(("template", "left"), [(CHATML, True), (THINKING, False)], ids=["left out", "written"])
+def test_reasoning_that_the_template_leaves_out_is_noted(
+    template: str, left: bool, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    row = messages(TURNS[:2])
+    row["messages"][1]["thinking"] = "They greet me."
+    said = trained_text(written(tmp_path, template, [row]))
+    assert ("; the template leaves out thinking" in said) == left
+
+
 OTHERS = {
     "ShareGPT": {"conversations": [{"from": "human", "value": 'say "hi"'}, {"from": "gpt", "value": "hi"}]},
     "Alpaca": {"instruction": 'say "hi"', "input": "", "output": "hi"},
