@@ -174,8 +174,8 @@ class ChatTemplate:
 
         A template may leave out the reasoning of all turns but the last.
         """
-        rendered = self._rendered(conversation, conversation.messages)
         every = [m for m in conversation.messages if m["role"] == ASSISTANT]
+        rendered = self._rendered(conversation, conversation.messages) if every else ""
         texts = {key: [m[key].strip() for m in every if isinstance(m.get(key), str)] for key in REASONING}
         return [key for key, own in texts.items() if any(own) and not any(t and t in rendered for t in own)]
 

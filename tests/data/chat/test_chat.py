@@ -271,6 +271,8 @@ def test_reasoning_that_the_template_leaves_out_is_noted(
     row["messages"][1]["thinking"] = "They greet me."
     said = trained_text(written(tmp_path, template, [row]))
     assert ("; the template leaves out thinking" in said) == left
+    texts = {"prompt": "Hi there", "completion": " Hello"}
+    assert "leaves out" not in trained_text(written(tmp_path, "{{ messages[0].content }}", [texts]))
 
 
 OTHERS = {
