@@ -9,11 +9,11 @@ import torch.distributed as dist
 
 from launcher.runtime.cluster.launch_env import place
 from launcher.runtime.cluster.rendezvous import open_store
-from launcher.runtime.cluster.world import among, connect
+from launcher.runtime.cluster.world import world_at, connect
 
 at = place()
 assert at is not None
-world = among(at)
+world = world_at(at)
 with connect(world, open_store(at, lambda: 60, print), 60):
     tensor = torch.tensor(float(world.rank + 1))
     dist.all_reduce(tensor)

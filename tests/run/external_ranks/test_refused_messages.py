@@ -26,7 +26,7 @@ from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.messages import CAUSE, Messages, Secret, secret
 from launcher.runtime.cluster.network import NetworkView
 from launcher.runtime.cluster.rendezvous import MessageRefused
-from launcher.runtime.cluster.world import among, no_stop_signal
+from launcher.runtime.cluster.world import world_at, no_stop_signal
 from launcher.steps.on_ranks import RankSteps
 
 LIMIT_S = 60.0
@@ -121,7 +121,7 @@ def test_a_rank_that_refuses_an_address_ends_those_that_wait_to_join(store: TCPS
     store.set("launcher0/here0", "forged")
     began = time.monotonic()
     with (
-        forked(lambda: carry_out(order(tmp_path), among(at, "cpu"), at, connection(store), NetworkView(at, {}))),
+        forked(lambda: carry_out(order(tmp_path), world_at(at, "cpu"), at, connection(store), NetworkView(at, {}))),
         pytest.raises(RunError) as caught,
     ):
         joining(store, 0).attend(waits)

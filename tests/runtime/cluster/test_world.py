@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from launcher.runtime.cluster.launch_env import first_host, place, tasks_per_node
-from launcher.runtime.cluster.world import World, among, connect, deterministic
+from launcher.runtime.cluster.world import World, world_at, connect, deterministic
 from tests.ports import free_port
 from tests.ranks import on_ranks
 
@@ -27,11 +27,11 @@ SRUN = {
 
 
 def test_the_variables_of_torchrun_give_the_place_of_a_rank():
-    assert among(place(TORCHRUN), "cuda") == World(5, 8, 1, 4, 2, "cuda:1", "cpu:gloo,cuda:nccl")
+    assert world_at(place(TORCHRUN), "cuda") == World(5, 8, 1, 4, 2, "cuda:1", "cpu:gloo,cuda:nccl")
 
 
 def test_the_variables_of_srun_give_the_place_of_a_rank():
-    assert among(place(SRUN), "cpu") == World(5, 7, 1, 3, 0, "cpu", "gloo")
+    assert world_at(place(SRUN), "cpu") == World(5, 7, 1, 3, 0, "cpu", "gloo")
 
 
 @pytest.mark.parametrize(
