@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from launcher.runtime.cluster.launch_env import place
 from launcher.runtime.cluster.rendezvous import open_store
-from launcher.runtime.cluster.world import world_at, connect
+from launcher.runtime.cluster.world import connect, world_at
 
 at = place()
 assert at is not None

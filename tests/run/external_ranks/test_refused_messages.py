@@ -26,7 +26,7 @@ from launcher.runtime.cluster.launch_env import Place
 from launcher.runtime.cluster.messages import CAUSE, Messages, Secret, secret
 from launcher.runtime.cluster.network import NetworkView
 from launcher.runtime.cluster.rendezvous import MessageRefused
-from launcher.runtime.cluster.world import world_at, no_stop_signal
+from launcher.runtime.cluster.world import no_stop_signal, world_at
 from launcher.steps.on_ranks import RankSteps
 
 LIMIT_S = 60.0

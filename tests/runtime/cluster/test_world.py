@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from launcher.runtime.cluster.launch_env import first_host, place, tasks_per_node
-from launcher.runtime.cluster.world import World, world_at, connect, deterministic
+from launcher.runtime.cluster.world import World, connect, deterministic, world_at
 from tests.ports import free_port
 from tests.ranks import on_ranks
 
