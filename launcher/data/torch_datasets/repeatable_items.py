@@ -22,7 +22,7 @@ ITEMS, TIMES = 4, 4
 BATCH = 24
 """The number of samples of a ``Source`` that are read together, as some classes sort large batches."""
 LATER = 32
-"""The number of items of a stream that are read twice: some begin to depend on the time after their first ones."""
+"""The number of items of a stream that are read twice: some depend on the time after their first ones."""
 SPREAD = 12
 """The number of items all over the data set that are read twice: some classes change few of their items."""
 
@@ -185,7 +185,7 @@ def _batched(source: MapStyle, n: int) -> str:
 
 
 def _late(mine: IndexedStream, theirs: Source) -> Problem | None:
-    """Returns a problem if a later item of a stream differs between two ranks, or from that of a restored stream."""
+    """Returns a problem if a later item of a stream differs on another rank, or in a restored stream."""
     assert isinstance(theirs, IndexedStream)
     n = min(LATER, len(mine))
     try:
