@@ -328,10 +328,11 @@ def _mark_of_values(t: torch.Tensor) -> TensorMark | tuple[int]:
         digest, version = None, t._version
         if t.device.type == "cpu" and t.numel() <= LARGE:
             values = t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+            raw = memoryview(values.numpy())  # type: ignore[arg-type]
             digest, version = (
-                xxhash.xxh3_128_digest(memoryview(values.numpy())),
+                xxhash.xxh3_128_digest(raw),
                 0,
-            )  # equal values are no change
+            )  # a new version with the same values is no change
         return TensorMark(id(t), (t.shape, t.dtype), t.requires_grad, version, digest)
 
 

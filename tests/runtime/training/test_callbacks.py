@@ -84,7 +84,7 @@ def test_a_collective_in_a_hook_of_one_rank_ends_the_run_and_does_not_hang(how: 
         f"it.on_step calls torch.distributed.{function}(), but it runs on rank 0 only, which would wait for the others"
     )
     cure = "set every_rank = True in the class: then each rank creates it and calls its hooks"
-    assert averaged(Averages, how) == [f"{text}, {why}; {cure}", None]
+    assert averaged(Averages, how) == [f"{text}; {cure}", None]
 
 
 def test_a_class_of_every_rank_may_call_collectives_and_any_may_ask_for_its_rank() -> None:
