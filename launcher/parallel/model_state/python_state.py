@@ -332,7 +332,7 @@ def _mark_of_values(t: torch.Tensor) -> TensorMark | tuple[int]:
             digest, version = (
                 xxhash.xxh3_128_digest(raw),
                 0,
-            )  # a new version with the same values is no change
+            )  # only values count
         return TensorMark(id(t), (t.shape, t.dtype), t.requires_grad, version, digest)
 
 
