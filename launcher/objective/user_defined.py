@@ -149,6 +149,8 @@ def _kind(value: object) -> str:
 
 FEW = 1 << 24
 """A loss or metric is tried only if the outputs of all samples together have at most this many elements."""
+SMALL = 1 << 20
+"""It is tried with as many samples as a batch has only if their outputs have at most this many elements."""
 CLOSE, CLOSE_FP32 = 1e-9, 1e-6
 """Relative tolerances of sums and counts: additions in another order round differently.
 
@@ -157,6 +159,8 @@ bits must meet it too, because otherwise its sums would differ more between layo
 """
 SAMPLES, TIMES = 4, 16
 """How many samples are tried, and how many times as many once more."""
+MORE = 32
+"""How many samples of the data these are, at most."""
 UNTRAINED = "which would not be trained; move it into the model"
 FAR = 20.0
 """How far the outputs of trained samples are from untrained ones."""
@@ -178,6 +182,8 @@ class Tried:
         made: the specs of one sample's outputs, named by ``keys`` if the model returns several.
         targets: the targets of all samples that are tried.
         pieces: whether sequences are cut into pieces, so that sums over positions must be additive too.
+        more: the targets of more samples, because some classes compare pairs of them, or those of a class.
+        batches: the numbers of samples with which a run calls it.
     """
 
     key: str
@@ -187,6 +193,13 @@ class Tried:
     targets: Tensor
     pieces: bool
     keys: tuple[str | int, ...] = ()
+    more: Tensor | None = None
+    batches: tuple[int, ...] = ()
+
+    def of_size(self, n: int) -> Tried:
+        """Returns the same class with the targets of ``n`` samples, repeated if there are fewer."""
+        known = self.targets if self.more is None else self.more
+        return replace(self, targets=torch.cat([known] * -(-n // len(known)))[:n])
 
 
 def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Problem | None:
@@ -225,8 +238,10 @@ def problem(tried: Tried, count: Callable[[Tensor], Tensor] | None = None) -> Pr
     trials = [(tried, partial(each, wide, partial(_sized, scale=scale))) for scale in SCALES]
     if count is not None:
         trials.append((tried, partial(_half_trained, tried, wide)))
-    if TIMES * n * sum(prod(t.shape) for t in tried.made) <= FEW:
-        many = replace(tried, targets=torch.cat([tried.targets] * TIMES))
+    elements = sum(prod(t.shape) for t in tried.made)
+    sizes = [TIMES * n] if TIMES * n * elements <= FEW else []
+    for size in dict.fromkeys((*sizes, *(b for b in tried.batches if b * elements <= SMALL))):
+        many = tried.of_size(size)
         trials.append((many, partial(_outputs, many, stream)))
     for trial, outputs in trials:
         with suppress(Exception):  # a class for float32, or for numbers from 0 to 1, may raise any error
@@ -319,7 +334,8 @@ def _wrong(tried: Tried, output: Output, count: Callable[[Tensor], Tensor] | Non
                 if abs(twice - once) > close * max(abs(twice), abs(once), abs(a.item())):
                     text = f"its {of} over all {unit} is {once:g}, but over two parts of them {twice:g}"
                     why = "a batch is cut into micro batches and over ranks, so sums and counts must add up"
-                    yield Problem(tried.key, f"{tried.name}: {text}; {why}")
+                    cure = f". {NO_MEAN}" if count is None else ""
+                    yield Problem(tried.key, f"{tried.name}: {text}; {why}{cure}")
             if not all(map(partial(_joined, dim=dim, close=close), grads, first[2], second[2])):
                 text = f"its gradient over all {unit} differs from that over two parts of them"
                 why = "a batch is cut into micro batches and over ranks, so the backward of a sample must not"
@@ -362,6 +378,10 @@ def _trains_others(total: Tensor, wanted: list[Tensor]) -> bool:
     return False
 
 
+NO_MEAN = (
+    "Return the sum over samples and their number; compute a metric that is no such mean, such as F1 or AUC, "
+    "from the outputs that the step predict writes"
+)
 IN_MODEL = "Count in a buffer of the model"
 
 

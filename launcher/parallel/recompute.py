@@ -114,14 +114,17 @@ class RecomputedForward:
     def state_read(self) -> tuple[PythonState, ...]:
         """Returns the state that the module's code can read: its attributes, and variables that it names.
 
-        Code of libraries reads no such state.
+        Code of libraries reads no such state, and what the recomputation restores is left out.
         """
         if not self.names_read:
             return ()
-        own, around = PythonState(), PythonState()
+        own, around = PythonState(by_value=True), PythonState(by_value=True)
         for path, module in self.module.named_modules():
-            for name in vars(module).keys() & self.names_read:
-                own.enter(f"{path}.{name}".lstrip("."), vars(module)[name])
+            attributes = vars(module) | module._buffers
+            for name in attributes.keys() & self.names_read:
+                place = f"{path}.{name}".lstrip(".")
+                if place not in self.recomputed.restored:
+                    own.enter(place, attributes[name])
         for name, value in self._variables():
             around.enter(name, value)
         return own, around

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING
@@ -204,39 +205,44 @@ def objective_problems(job: Job, made: Plan, target: TensorSpec) -> Iterator[Pro
 
     allow = job.security.allow
     output = tuple(replace(t, shape=t.shape[1:]) for t in made.output)
-    pieces, targets, cpu = bool(made.pieces), _targets(job, target), torch.device("cpu")
+    pieces, (targets, more), cpu = bool(made.pieces), _targets(job, target), torch.device("cpu")
+    batches = made.sizes.micro_batch, made.sizes.local_batch, made.sizes.global_batch
     ranks = made.sizes.grid.size
     if isinstance(job.loss, Target):
         key, name = "loss._target_", job.loss.target
         with same_on_all_ranks(key, name, ranks):
             loss = OwnLoss(job.loss, allow, cpu)
-            tried = Tried(key, name, loss.pair, output, targets, pieces, made.output_keys)
+            tried = Tried(key, name, loss.pair, output, targets, pieces, made.output_keys, more, batches)
             refusal = problem(tried, loss.count) or counting_problem(tried, loss.instance)
         yield from [refusal] if refusal else []
     for one in job.metrics:
         if isinstance(one, Target):
             with same_on_all_ranks("metrics", one.target, ranks):
                 metric = OwnMetric(one, allow, cpu)
-                tried = Tried("metrics", one.target, metric.pair, output, targets, pieces, made.output_keys)
+                shown = "metrics", one.target, metric.pair, output, targets, pieces, made.output_keys
+                tried = Tried(*shown, more, batches)
                 alone = "Compute it from its arguments alone"
-                refusal = problem(tried) or counting_problem(tried, metric.instance, alone)
+                refusal = counting_problem(tried, metric.instance, alone) or problem(tried)
             yield from [refusal] if refusal else []
 
 
-def _targets(job: Job, spec: TensorSpec) -> Tensor:
-    """Returns the targets of the first samples.
+def _targets(job: Job, spec: TensorSpec) -> tuple[Tensor, Tensor | None]:
+    """Returns the targets of the first samples, and of more of them; ``None`` if these cannot be read.
 
     For built-in data, which planning does not open, they are class ids 0 and 1.
     """
     import numpy as np
     import torch
 
-    from launcher.objective.user_defined import SAMPLES
+    from launcher.objective.user_defined import MORE, SAMPLES
 
     if isinstance(job.data, Target):
         from launcher.data.open import open_data
 
         source = open_data(job.data, seed=job.seed, allow=job.security.allow).train
-        return source.targets(np.arange(min(SAMPLES, len(source))))
+        first, more = source.targets(np.arange(min(SAMPLES, len(source)))), None
+        with suppress(Exception):  # the run reports it, if it reads these samples
+            more = source.targets(np.arange(min(MORE, len(source))))
+        return first, more
     count = np.prod((SAMPLES, *spec.shape[1:]), dtype=int)
-    return (torch.arange(count) % 2).view(SAMPLES, *spec.shape[1:])
+    return (torch.arange(count) % 2).view(SAMPLES, *spec.shape[1:]), None

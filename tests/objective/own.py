@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+PLANNER = os.getpid()
 
 
 class Weighted:
@@ -40,10 +44,36 @@ class Miscounted(Weighted):
 
 
 class LaterMiscounted(Weighted):
-    """A wrong count for batches of a size with which a plan does not try the loss."""
+    """A wrong count in other processes than that of the plan."""
+
+    def count(self, target: Tensor) -> Tensor:
+        return super().count(target) + (os.getpid() != PLANNER)
+
+
+class MiscountedBatches(Weighted):
+    """A wrong count for batches of one size."""
 
     def count(self, target: Tensor) -> Tensor:
         return super().count(target) + (len(target) == 8)
+
+
+class Pairs:
+    """The share of pairs of samples of two classes that the model orders correctly: an AUC."""
+
+    def __call__(self, output: Tensor, target: Tensor) -> tuple[Tensor, int]:
+        score, first = output.flatten(0, -2)[:, 0], target.flatten() == target.max()
+        if first.all() or not first.any():
+            return torch.tensor(0.0), 0
+        pairs = score[first][:, None] > score[~first]
+        return pairs.sum().double(), pairs.numel()
+
+
+class DoublesBatches(Pairs):
+    """Counts twice as many in batches of one size."""
+
+    def __call__(self, output: Tensor, target: Tensor) -> tuple[Tensor, int]:
+        correct = (output.argmax(-1) == target).sum().double() + 1
+        return target.numel() * (correct * 0 + 1 + (len(target) == 8)), target.numel()
 
 
 class Uncounted:

@@ -22,6 +22,10 @@ from tests.ranks import DRAWN, on_ranks
 
 PP: dict[str, Any] = {"pipeline": {"stages": 2, "micro_batch_num": 2}}
 PIECES: dict[str, Any] = {"pipeline": {"stages": 2, "micro_batch_num": 2, "seq_chunks": 2, "scheduler": "seqpipe"}}
+NO_MEAN = (
+    "Return the sum over samples and their number; compute a metric that is no such mean, such as F1 or AUC, from the "
+    "outputs that the step predict writes"
+)
 CUT = "a batch is cut into micro batches and over ranks, so sums and counts must add up"
 
 
@@ -163,7 +167,19 @@ def test_a_loss_or_metric_that_does_not_add_up_over_samples_is_refused(
     (problem,) = caught.value.problems
     assert problem.key == ("loss._target_" if key == "loss" else key)
     assert problem.text.startswith(f"{OWN}.{name}: its sum over all samples is ")
-    assert problem.text.endswith(f"; {CUT}")
+    assert problem.text.endswith(f"; {CUT}" if key == "loss" else f"; {CUT}. {NO_MEAN}")
+
+
+def test_a_loss_or_metric_that_is_another_in_batches_of_the_request_or_for_pairs_is_refused() -> None:
+    metrics = [own("Pairs"), own("DoublesBatches")]
+    with pytest.raises(RequestError) as caught:
+        plan_job(job_with_loss(parallel={}, loss=own("MiscountedBatches"), metrics=metrics))
+    loss, pairs, doubles = caught.value.problems
+    assert loss.text == f"{OWN}.MiscountedBatches: it counts 63.1, but its count(target) is 64.1; both must be the same"
+    assert pairs.text.startswith(f"{OWN}.Pairs: its sum over all samples is ")
+    assert doubles.text == (
+        f"{OWN}.DoublesBatches: its sum over all samples is 128, but over two parts of them 64; {CUT}. {NO_MEAN}"
+    )
 
 
 UNSTEADY: dict[str, str] = {

@@ -87,22 +87,33 @@ class Settings:
 
     def __init__(self) -> None:
         self.phase = "warm"
+        self.scales: dict[str, Tensor] = {}
 
 
 FLAGS: set[str] = set()
+SCALE = torch.ones(3)
 
 
 class Announces(nn.Linear):
-    """Sets a flag for other modules at call ``at``: in a global set, or in the settings that all have."""
+    """Sets a flag for other modules at call ``at``: in a global set, or in the settings that all have.
 
-    def __init__(self, settings: Settings, way: str, at: int) -> None:
+    The flag may also be a tensor: in a variable, in an attribute, or in the settings.
+    """
+
+    def __init__(self, settings: Settings, way: str, at: int, scale: Tensor) -> None:
         super().__init__(6, 6)
-        self.settings, self.way, self.at, self.calls = settings, way, at, 0
+        self.settings, self.way, self.at, self.calls, self.scale = settings, way, at, 0, scale
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         if self.calls == self.at and self.way == "variable":
             FLAGS.add("main")
+        elif self.calls == self.at and self.way == "tensor in a variable":
+            SCALE.data.fill_(2)
+        elif self.calls == self.at and self.way == "tensor":
+            self.scale.fill_(2)
+        elif self.calls == self.at and self.way == "tensor in an object":
+            self.settings.scales["main"] = 2 * self.settings.scales["main"]
         elif self.calls == self.at:
             self.settings.phase = "main"
         return super().forward(x)
@@ -111,19 +122,29 @@ class Announces(nn.Linear):
 class Obeys(nn.Linear):
     """Doubles its result once the flag is set."""
 
-    def __init__(self, settings: Settings, width: int = 3) -> None:
+    def __init__(self, settings: Settings, scale: Tensor, width: int = 3) -> None:
         super().__init__(6, width)
-        self.settings = settings
+        self.settings, self.scale = settings, scale
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * (2 if FLAGS or self.settings.phase == "main" else 1)
+        x = super().forward(x) * (2 if FLAGS or self.settings.phase == "main" else 1)
+        return x * SCALE.to(x).mean() * self.scale.to(x).mean()
+
+
+class ObeysTable(Obeys):
+    """Also multiplies by a tensor in the settings, which its first forward makes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if "main" not in self.settings.scales:
+            self.settings.scales["main"] = torch.ones(3)
+        return super().forward(x) * self.settings.scales["main"].to(x).mean()
 
 
 class Flags(nn.Module):
     def __init__(self, way: str, at: int) -> None:
         super().__init__()
-        settings = Settings()
-        self.a, self.b, self.head = nn.Linear(6, 6), Announces(settings, way, at), Obeys(settings)
+        settings, scale = Settings(), torch.ones(3)
+        self.a, self.b, self.head = nn.Linear(6, 6), Announces(settings, way, at, scale), Obeys(settings, scale)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.b(self.a(x)))
@@ -169,8 +190,8 @@ class FlagsAfter(nn.Module):
 
     def __init__(self, way: str, at: int) -> None:
         super().__init__()
-        settings = Settings()
-        self.a, self.b, self.head = Obeys(settings, 6), Announces(settings, way, at), nn.Linear(6, 3)
+        settings, scale = Settings(), torch.ones(3)
+        self.a, self.b, self.head = ObeysTable(settings, scale, 6), Announces(settings, way, at, scale), nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.b(self.a(x)))

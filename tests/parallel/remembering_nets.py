@@ -119,6 +119,40 @@ class CountsOnWeight(nn.Module):
         return out
 
 
+class Reversing(torch.autograd.Function):
+    """Returns the negative gradient, or one that grows with the number of backwards of its module."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: Any) -> Tensor:
+        ctx.module = module
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.module.calls += 1
+        return -grad * (ctx.module.calls if ctx.module.reads else 1), None
+
+
+class Reverses(nn.Module):
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.calls, self.reads = 0, reads
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Reversing.apply(x, self)
+        return out
+
+
+class CountsBackwards(nn.Module):
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.a, self.middle, self.head = nn.Linear(6, 6), Reverses(reads), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.middle(self.a(x)))
+        return out
+
+
 class Net(nn.Module):
     def __init__(self, kind: str, told: bool = False, forgets: bool = False) -> None:
         super().__init__()

@@ -97,7 +97,12 @@ def test_a_change_of_requires_grad_in_a_later_call_ends_the_step(layout: Layout,
 
 @pytest.mark.parametrize(
     ("way", "place"),
-    [("variable", "tests.parallel.late_change_nets.FLAGS"), ("attribute", "settings of Announces")],
+    [
+        ("variable", "tests.parallel.late_change_nets.FLAGS"),
+        ("attribute", "settings of Announces"),
+        ("tensor in a variable", "tests.parallel.late_change_nets.SCALE"),
+        ("tensor", "scale of Announces"),
+    ],
 )
 def test_a_flag_that_another_stage_would_not_see_ends_the_step(way: str, place: str, tmp_path: Path) -> None:
     j = own(
@@ -116,7 +121,14 @@ def test_a_flag_that_another_stage_would_not_see_ends_the_step(way: str, place: 
 
 @pytest.mark.parametrize("policy", ["full", "selective"])
 @pytest.mark.parametrize(
-    ("way", "place"), [("variable", "tests.parallel.late_change_nets.FLAGS"), ("attribute", "a.settings")]
+    ("way", "place"),
+    [
+        ("variable", "tests.parallel.late_change_nets.FLAGS"),
+        ("attribute", "a.settings"),
+        ("tensor in a variable", "tests.parallel.late_change_nets.SCALE"),
+        ("tensor", "a.scale"),
+        ("tensor in an object", "a.settings"),
+    ],
 )
 def test_a_flag_that_changes_between_a_forward_and_its_recomputation_ends_the_step(
     way: str, place: str, policy: str, tmp_path: Path
@@ -132,6 +144,22 @@ def test_a_flag_that_changes_between_a_forward_and_its_recomputation_ends_the_st
         f"parallel.recompute.modules: a cannot be recomputed in the backward: {place} was changed after its forward, "
         "which may read it; leave a out"
     )
+
+
+def scales(world: World, j: Job, plan: Plan, folder: Path) -> list[list[float]]:
+    """The tensors of both modules after a step of two micro batches."""
+    s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
+    loop.step(s, None)
+    return [s.model.parts[0].module.get_submodule(name).scale.tolist() for name in "ab"]
+
+
+def test_a_tensor_in_attributes_of_two_modules_stays_one(tmp_path: Path) -> None:
+    j = own(
+        "late_change_nets.FlagsAfter", [6], stages=1, train__batch_size=8,
+        model={"_target_": "tests.parallel.late_change_nets.FlagsAfter", "way": "tensor", "at": 2},
+        parallel={"pipeline": {"micro_batch_num": 2}},
+    )  # fmt: skip
+    assert on_ranks(1, scales, j, plan_job(j), tmp_path) == [[[2.0] * 3] * 2]
 
 
 def test_what_backward_hooks_count_ends_no_step_if_no_forward_reads_it(tmp_path: Path) -> None:

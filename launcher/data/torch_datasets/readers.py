@@ -50,7 +50,8 @@ class IndexedStream(Items):
 
     To go back, it builds the data set again and reads it from the start. The numbers that an item draws from
     the global generators depend only on ``key`` and its index. ``request`` is a text that identifies
-    everything that the items depend on.
+    everything that the items depend on. A stream is read once, so a ``set_epoch`` of the data set is called
+    with 0 before its iterator is made, as a plain loop does.
     """
 
     def __init__(
@@ -97,6 +98,8 @@ class IndexedStream(Items):
         """Begins at the first item, or at the item at which ``state`` was saved."""
         seed(*self.key, 0)
         self._made = self.make()
+        if callable(set_epoch := getattr(self._made, "set_epoch", None)):
+            call_user(self.name, "its set_epoch(0)", partial(set_epoch, 0))
         if state is not None and _stateful(self._made):
             call_user(self.name, "its load_state_dict", lambda: self._made.load_state_dict(state))
         self._items = items = call_user(self.name, "its iterator", lambda: iter(self._made))

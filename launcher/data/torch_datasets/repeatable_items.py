@@ -21,6 +21,8 @@ ITEMS, TIMES = 4, 4
 """The number of items that are read, and how often. A coin toss per item is missed once in 4000 times."""
 BATCH = 24
 """The number of samples of a ``Source`` that are read together, as some classes sort large batches."""
+LATER = 32
+"""The number of items of a stream that are read twice: some depend on the time after their first ones."""
 SPREAD = 12
 """The number of items all over the data set that are read twice: some classes change few of their items."""
 
@@ -113,7 +115,9 @@ def _unsteady(mine: Source, theirs: Source) -> Problem | None:
         return Problem(KEY, f"{mine.name}: {why}; {BY_EPOCH}")
     if isinstance(mine, MapStyle) and (why := _batched(mine, n)):
         return Problem(KEY, f"{mine.name}: {why}")
-    return _lost(mine, first) if isinstance(mine, IndexedStream) and n > 1 else None
+    if not isinstance(mine, IndexedStream) or n == 1:
+        return None
+    return _lost(mine, first) or _late(mine, theirs)
 
 
 def _differs_in_batch(source: Source) -> int | None:
@@ -178,6 +182,21 @@ def _batched(source: MapStyle, n: int) -> str:
             text = "its __getitems__, which a DataLoader calls, returns other items than its __getitem__"
             return f"{text}, which the launcher calls; let both return the same"
     return ""
+
+
+def _late(mine: IndexedStream, theirs: Source) -> Problem | None:
+    """Returns a problem if a later item of a stream differs on another rank, or in a restored stream."""
+    assert isinstance(theirs, IndexedStream)
+    n = min(LATER, len(mine))
+    try:
+        once, again = _read(mine.anew(), n), _read(theirs.anew(), n)
+    except BadItem:  # the run reports it, if it reads the item
+        return None
+    at = _differs(once, again)
+    if at is not None:
+        text = f"built a second time, its item {at} differs, and each rank builds its own copy"
+        return Problem(KEY, f"{mine.name}: {text}; {DRAW}; in its constructor, they are seeded by the seed")
+    return _lost(mine, once)
 
 
 def _lost(stream: IndexedStream, items: list[Sequence[Tensor]]) -> Problem | None:

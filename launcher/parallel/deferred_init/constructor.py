@@ -300,7 +300,9 @@ def owned(model: nn.Module) -> nn.Module:
             raise RequestError((Problem("model", text),))
         _refuse_sparse(name, t)
 
-    # tensors in plain attributes
+    # tensors in plain attributes; one that several modules have stays one, as a buffer may be
+    buffers: dict[int, torch.Tensor] = {}
+    alive: list[torch.Tensor] = []  # the id of a freed tensor could be reused
     for path, module in model.named_modules():
         for name, value in list(vars(module).items()):
             if name in OWN or isinstance(value, nn.Parameter):
@@ -308,7 +310,8 @@ def owned(model: nn.Module) -> nn.Module:
             if isinstance(value, torch.Tensor):
                 _refuse_sparse(f"{path}.{name}".lstrip("."), value)
                 delattr(module, name)
-                module.register_buffer(name, value.detach(), persistent=False)
+                alive.append(value)
+                module.register_buffer(name, buffers.setdefault(id(value), value.detach()), persistent=False)
             elif any(not isinstance(t, nn.Parameter) for t in tensors(value)):
                 at = f"{path}.{name}".lstrip(".")
                 text = (

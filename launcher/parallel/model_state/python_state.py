@@ -30,10 +30,11 @@ from types import (
     ModuleType,
     SimpleNamespace,
 )
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import xxhash
 from torch import nn
 
 from launcher.errors import Problem, RequestError
@@ -292,15 +293,55 @@ def queued(queue: SimpleQueue[Any]) -> list[Any]:
     return items
 
 
-def _mark_of_values(t: torch.Tensor) -> tuple[Any, ...]:
-    """Returns a mark that changes with the tensor's values; for a large tensor, with its version."""
+class TensorMark(NamedTuple):
+    """The state of a tensor: equal marks are of one object with equal values.
+
+    ``digest`` is that of its values; ``None`` for a large tensor and on a device. ``learns``: it requires a
+    gradient.
+    """
+
+    id: int
+    kind: tuple[torch.Size, torch.dtype]
+    learns: bool
+    version: int
+    digest: bytes | None
+
+
+def new_values(before: TensorMark, after: TensorMark) -> bool:
+    """Returns true if ``after`` has other values in the same shape, in a tensor that requires no gradient.
+
+    A tensor without a digest has other values if it was changed in place. A tensor of another shape may be a
+    cache that has grown.
+    """
+    if before.learns or after.learns or before.kind != after.kind:
+        return False
+    if before.digest is None or after.digest is None:
+        return before.id == after.id and before.version != after.version
+    return before.digest != after.digest
+
+
+def _mark_of_values(t: torch.Tensor) -> TensorMark | tuple[int]:
+    """Returns a mark of the tensor's values, or of the object alone if they cannot be read."""
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        if t.device.type != "cpu" or t.layout is not torch.strided or t.is_inference():
+        if t.device.type == "meta" or t.layout is not torch.strided or t.is_inference() or _is_special(t):
             return (id(t),)
-        if t.numel() > LARGE:
-            return id(t), t._version
-        values = t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-        return id(t), values.numpy().tobytes()
+        digest, version = None, t._version
+        if t.device.type == "cpu" and t.numel() <= LARGE:
+            values = t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+            raw = memoryview(values.numpy())  # type: ignore[arg-type]
+            digest, version = (
+                xxhash.xxh3_128_digest(raw),
+                0,
+            )  # only values count
+        return TensorMark(id(t), (t.shape, t.dtype), t.requires_grad, version, digest)
+
+
+def _is_special(t: torch.Tensor) -> bool:
+    """Returns true for a tensor that consists of others, and for one whose memory has been freed."""
+    consists = getattr(type(t), "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
+    if consists or t.is_nested or t.is_quantized:
+        return True
+    return t.numel() > 0 and t.untyped_storage().nbytes() == 0
 
 
 def generator_state(generator: torch.Generator) -> bytes:

@@ -1,8 +1,8 @@
-"""Plain values that a stage's forward changes late, and that modules of other stages read.
+"""Values that a stage's forward changes late, and that modules of other stages read.
 
 The plan refuses a model whose forwards change such a value. It tries a few forwards, so it misses a change at
-a later one: a flag in a global dictionary, a text in an object that several modules have. Each stage has its
-own process, and so its own copy of the value: the change would be lost.
+a later one: a flag in a global dictionary, a text or a tensor in an object that several modules have. Each
+stage has its own process, and so its own copy of the value: the change would be lost.
 """
 
 from __future__ import annotations
@@ -14,12 +14,21 @@ from functools import cached_property
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import nn
 
 from launcher.parallel.model_state.deep_copy import TORCH_ATTRIBUTES
 from launcher.parallel.model_state.library_attributes import names_read
 from launcher.parallel.model_state.module_globals import files_of, variables_named
-from launcher.parallel.model_state.python_state import BY_IDENTITY, PLAIN, PythonState, changed, library
+from launcher.parallel.model_state.python_state import (
+    BY_IDENTITY,
+    PLAIN,
+    PythonState,
+    TensorMark,
+    changed,
+    library,
+    new_values,
+)
 from launcher.parallel.model_state.reachable_code import reachable
 
 NOTHING = object()
@@ -37,7 +46,7 @@ class StepsOfSharedState:
     """
 
     variables: Callable[[], Iterable[tuple[str, Any]]]
-    objects: tuple[tuple[str, Any], ...]
+    objects: Callable[[], Iterable[tuple[str, Any]]]
     read: frozenset[str]
     before: PythonState | None = None
     started: bool = False
@@ -53,26 +62,35 @@ class StepsOfSharedState:
         self.before = self._values()
 
     def lost(self) -> list[str]:
-        """Returns the places whose plain values the step has changed: numbers, texts, and sets of them."""
+        """Returns the places whose values the step has changed: numbers, texts, sets of them, and tensors."""
         return [] if self.before is None else lost(self.before, self._values(), self.read)
 
     def _values(self) -> PythonState:
-        out = PythonState()
-        for name, value in (*self.variables(), *self.objects):
+        out = PythonState(by_value=True)
+        for name, value in (*self.variables(), *self.objects()):
             out.enter(name, value)
         return out
 
 
 def lost(before: PythonState, after: PythonState, read: frozenset[str]) -> list[str]:
-    """Returns the places whose plain values differ, if the names of all attributes on the way are read."""
+    """Returns the places whose values differ, if the names of all attributes on the way are read.
+
+    Plain values and tensors are compared; a tensor that requires a gradient is a weight or a result.
+    """
     places = dict.fromkeys(
         name
         for name, path in changed(before, after)
-        if _plain(before.marks.get((name, path), NOTHING))
-        and _plain(after.marks.get((name, path), NOTHING))
+        if _differs(before.marks.get((name, path), NOTHING), after.marks.get((name, path), NOTHING))
         and read.issuperset(ATTRIBUTES.findall(path))
     )
     return [*places]
+
+
+def _differs(before: Any, after: Any) -> bool:
+    """Returns true if two unequal marks are those of plain values, or of tensors with other values."""
+    if isinstance(before, TensorMark) and isinstance(after, TensorMark):
+        return new_values(before, after)
+    return _plain(before) and _plain(after)
 
 
 def _plain(mark: Any) -> bool:
@@ -97,7 +115,12 @@ def steps_of_shared_state(
     read = names_in_forwards(others)
     variables = variables_named(files_of(*ours), read)
     theirs = _objects(others, read)
-    objects = tuple((name, v) for key, (name, v) in _objects(ours, None).items() if key in theirs)
+    common = [(m, name) for key, (m, name) in _objects(ours, None).items() if key in theirs]
+
+    def objects() -> Iterator[tuple[str, Any]]:
+        for module, name in common:
+            yield f"{name} of {type(module).__name__}", getattr(module, name, None)
+
     out = StepsOfSharedState(variables, objects, read)
     for stage in stages if hooks else ():
         _once(stage, out.first_forward)
@@ -141,21 +164,22 @@ def _once(stage: nn.Module, call: Callable[[], None]) -> None:
     handle = stage.register_forward_hook(hook)
 
 
-def _objects(modules: Iterable[nn.Module], read: frozenset[str] | None) -> dict[int, tuple[str, Any]]:
-    """Returns the objects in attributes of modules that can change in place, by id, each with its place.
+def _objects(modules: Iterable[nn.Module], read: frozenset[str] | None) -> dict[int, tuple[nn.Module, str]]:
+    """Returns, by id, the objects in attributes that can change in place: the first module and attribute.
 
     ``read``: only those in attributes of these names.
     """
-    out: dict[int, tuple[str, Any]] = {}
+    out: dict[int, tuple[nn.Module, str]] = {}
     for module in modules:
         for name, value in _attributes(module, read):
-            out.setdefault(id(value), (f"{name} of {type(module).__name__}", value))
+            out.setdefault(id(value), (module, name))
     return out
 
 
 def _attributes(module: nn.Module, read: frozenset[str] | None) -> Iterator[tuple[str, Any]]:
-    for name, value in vars(module).items():
+    for name, value in (*vars(module).items(), *module._buffers.items()):
         if read is not None and name not in read:
             continue
-        if name not in TORCH_ATTRIBUTES and not isinstance(value, (*PLAIN, *BY_IDENTITY)):
+        single = isinstance(value, (*PLAIN, *BY_IDENTITY)) and not isinstance(value, torch.Tensor)
+        if name not in TORCH_ATTRIBUTES and not single:
             yield name, value

@@ -35,7 +35,12 @@ from launcher.parallel.trace.memory_and_gradients import gradients, memory
 from launcher.parallel.trace.module_kinds import kind_of
 from launcher.parallel.trace.parameter_roles import param_roles
 from launcher.parallel.trace.run_module import Observers, needs_values, run_module
-from launcher.parallel.trace.state_between_forwards import drifting, moving, not_restored
+from launcher.parallel.trace.state_between_forwards import (
+    drifting,
+    moved_by_backwards,
+    moving,
+    not_restored,
+)
 from launcher.parallel.trace.tensor_specs import memory_dims, output_specs, spec, specs
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.uncut_modules import units
@@ -464,9 +469,19 @@ def _remembering(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -
 
 
 def _with_backward_reads(graph: Graph, model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
-    """Returns ``graph`` with what the backward reads: gradients, and weights and state of other modules."""
+    """Returns ``graph`` with what the backward reads and changes.
+
+    It reads gradients, and weights and state of other modules; it changes Python state.
+    """
     read = backward_reads(model, meta(inputs))
-    effects = replace(graph.effects, early_grad_reads=read.gradients, late_reads=read.others)
+    names = {k.name for k in graph.effects.carried}
+    moved = (k for k in moved_by_backwards(model, meta(inputs)) if k.name not in names)
+    effects = replace(
+        graph.effects,
+        early_grad_reads=read.gradients,
+        late_reads=read.others,
+        carried=(*graph.effects.carried, *moved),
+    )
     return replace(graph, effects=effects)
 
 

@@ -17,8 +17,9 @@ from launcher.errors import Problem, RequestError
 from launcher.parallel.dispatch.containers import mapped, tensors
 from launcher.parallel.dispatch.modes import default_dtype, tree_leaves
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.model_state.module_globals import files_of, put_back, variables
+from launcher.parallel.model_state.module_globals import contents_put_back, files_of, put_back, variables
 from launcher.parallel.model_state.python_state import PythonState, changed, owns_generator, reading, snapshot
+from launcher.parallel.model_state.reachable_code import hooks_backward
 from launcher.parallel.model_state.state_across_passes import BACKWARD, FORWARD, entangled
 from launcher.parallel.trace.python_streams import streams_kept
 from launcher.parallel.trace.run_module import OTHER, in_memory, sample_inputs, trial_inputs
@@ -45,6 +46,64 @@ def moving(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[Mov
     with suppress(Exception), torch.random.fork_rng(devices=[]), default_dtype(torch.float32):
         out += _variables(model, inputs) if small else ()
     return out
+
+
+def moved_by_backwards(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[MovingAttribute, ...]:
+    """Returns the state that a backward, but no forward, changes, and on which later results depend.
+
+    The state is in attributes of modules and in variables of their files. The same inputs then give another
+    output or gradient. ``model`` is not changed. Nothing is found for a model that is too large to run in
+    memory, or that fails.
+    """
+    small = sum(t.numel() for t in (*model.parameters(), *model.buffers())) <= FEW
+    if not small or not any(map(hooks_backward, model.modules())):
+        return ()
+    names = files_of(model)
+
+    def after(batch: int) -> tuple[list[Any], list[Any], dict[str, None], PythonState]:
+        """Returns the results of two passes, the places that only their backwards change, and the state."""
+        with put_back(names), contents_put_back(model):
+            one, xs = _ready(model, inputs, True, batch, parameter_hooks=True)
+            torch.manual_seed(0)
+            with torch.no_grad():
+                for p in one.parameters():
+                    if p.is_floating_point() and not p.any():  # zeros would hide a gradient
+                        p.uniform_(0.1, 1)
+            _pass(one, xs)  # to fill caches
+            before = [snapshot(one), variables(names)]
+            first, second = _pass(one, xs), _pass(one, xs)
+            middle = [snapshot(one), variables(names)]
+            for _ in range(2):
+                _forward(one, xs, True)
+            last = [snapshot(one), variables(names)]
+            by_passes, by_forwards = (
+                dict.fromkeys(name for a, b in zip(*two, strict=True) for name, _ in changed(a, b))
+                for two in ((before, middle), (middle, last))
+            )
+            only = {n: None for n in by_passes if n not in by_forwards and not _tensor(one, n)}
+            return first, second, only, middle[0]
+
+    with suppress(Exception), torch.random.fork_rng(devices=[]), streams_kept(), default_dtype(torch.float32):
+        first, second, moved, state = after(0)
+        if not moved or _same(first, second):
+            return ()
+        differ = {name for name, _ in changed(state, after(OTHER)[3])}
+        return tuple(MovingAttribute(name, name in differ, "backward") for name in moved)
+    return ()
+
+
+def _pass(model: nn.Module, xs: Sequence[Tensor]) -> list[Any]:
+    """Returns the outputs and the gradients of a forward and a backward, always with the same draws."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    model.zero_grad()
+    leaves = [x.clone().requires_grad_() if x.is_floating_point() else x.clone() for x in xs]
+    made = [t for t in tree_leaves(model(*leaves)) if isinstance(t, Tensor)]
+    out = [t for t in made if t.requires_grad]
+    torch.autograd.backward(out, [torch.ones_like(t) for t in out])
+    learning = (*leaves, *model.parameters())
+    return [*(t.detach().clone() for t in made), *(t.grad.clone() for t in learning if t.grad is not None)]
 
 
 def _attributes(model: nn.Module, inputs: Sequence[Tensor], looks: bool) -> tuple[MovingAttribute, ...]:
@@ -189,12 +248,12 @@ def _after(model: nn.Module, inputs: Sequence[Tensor], batch: int) -> PythonStat
 
 
 def _ready(
-    model: nn.Module, inputs: Sequence[Tensor], looks: bool, batch: int
+    model: nn.Module, inputs: Sequence[Tensor], looks: bool, batch: int, parameter_hooks: bool = False
 ) -> tuple[nn.Module, list[Tensor]]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         if looks:
-            return in_memory(model), trial_inputs(inputs, batch)
+            return in_memory(model, parameter_hooks=parameter_hooks), trial_inputs(inputs, batch)
     return copied(model), [torch.empty_like(x, device="meta") for x in inputs]
 
 

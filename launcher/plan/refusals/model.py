@@ -174,7 +174,7 @@ def _around(at: CutModel, skeleton: ModelStructure, graph: Graph, alone: str) ->
     for kept in graph.effects.carried:
         if kept.by_data and at.sizes.replicas > 1:
             ranks = f"each of {at.sizes.replicas} data-parallel ranks"
-            text = f"the forward changes {kept.name} from rank-local data and then reads it"
+            text = f"the {kept.by} changes {kept.name} from rank-local data and then reads it"
             yield Problem(KEY, f"{text}: {ranks} would train another model; {ALONE}", alone)
 
 
@@ -364,10 +364,16 @@ def _remembered(graph: Graph) -> list[str]:
     return changes + [k.name for k in graph.effects.carried if k.by_data]
 
 
-def _counted(graph: Graph) -> list[str]:
-    """Returns the names of what each forward changes and reads, whatever its samples are, as a counter."""
-    changes = [c.name for c in graph.effects.changes if c.read and not c.by_data]
-    return changes + [k.name for k in graph.effects.carried if not k.by_data]
+def _counted(graph: Graph) -> dict[str, list[str]]:
+    """Returns the names of what each forward or backward changes and reads, as a counter does.
+
+    The change does not depend on the samples.
+    """
+    out = {"forward": [c.name for c in graph.effects.changes if c.read and not c.by_data], "backward": []}
+    for kept in graph.effects.carried:
+        if not kept.by_data:
+            out[kept.by].append(kept.name)
+    return out
 
 
 def _cuts_batch(sizes: Sizes) -> bool:
@@ -409,10 +415,11 @@ def remarks(job: Job, skeleton: ModelStructure, graph: Graph, sizes: Sizes) -> l
         by = f"from the {many(sizes.micro_batch, 'sample')} of a micro batch and then reads it"
         other = "another number of micro batches gives other results"
         out.append(Note(KEY, f"the forward updates {listed(remembered)} {by}: {other}"))
-    if (counted := _counted(graph)) and sizes.micros > 1:
-        by = f"once for each of {sizes.micros} micro batches of a step, and then reads it"
-        other = "another number of micro batches gives other results"
-        out.append(Note(KEY, f"the forward changes {listed(counted)} {by}: {other}"))
+    for what, counted in _counted(graph).items() if sizes.micros > 1 else ():
+        if counted:
+            by = f"once for each of {sizes.micros} micro batches of a step, and then reads it"
+            other = "another number of micro batches gives other results"
+            out.append(Note(KEY, f"the {what} changes {listed(counted)} {by}: {other}"))
     if skeleton.traits.batch_norms and _cuts_batch(sizes):
         text = f"normalizes by the {many(sizes.micro_batch, 'sample')} of a rank's micro batch, not by all"
         names = listed(skeleton.traits.batch_norms)
@@ -429,16 +436,25 @@ def _unsaved(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
     persistent = {p.name for p in skeleton.params}
     buffers = [c.name for c in graph.effects.changes if c.read and not persistent & {*c.names}]
     saved = skeleton.traits.extra_states
-    kept = [n for n in (k.name for k in graph.effects.carried) if owner(n) not in saved]
-    lacking = [k.name for k in graph.effects.carried if k.name not in kept and k.name in graph.effects.resets]
+    kept = [k for k in graph.effects.carried if owner(k.name) not in saved]
+    by_forward, by_backward = ([k.name for k in kept if k.by == by] for by in ("forward", "backward"))
+    resets = graph.effects.resets
+    lacking = [k.name for k in graph.effects.carried if k not in kept and k.name in resets]
+    python, register = "it is Python state", "make it a buffer, or return it from get_extra_state"
+    not_restored, extra = (
+        "set_extra_state does not restore it",
+        "make it a buffer, or a part of the extra state",
+    )
+    left_out = "persistent=False keeps it out of the state dict"
     out = []
-    for names, reason, cure in (
-        (kept, "it is Python state", "make it a buffer, or return it from get_extra_state"),
-        (lacking, "set_extra_state does not restore it", "make it a buffer, or a part of the extra state"),
-        (buffers, "persistent=False keeps it out of the state dict", "register it as a persistent buffer"),
+    for names, what, reason, cure in (
+        (by_forward, "forward", python, register),
+        (by_backward, "backward", python, register),
+        (lacking, "forward", not_restored, extra),
+        (buffers, "forward", left_out, "register it as a persistent buffer"),
     ):
         if names:
-            text = f"{listed(names)}: the forward changes and reads it, and {reason}; no checkpoint stores it"
+            text = f"{listed(names)}: the {what} changes and reads it, and {reason}; no checkpoint stores it"
             out.append(Note("checkpoint", f"{text}, so a resumed run resets it; {cure}"))
 
     # what a forward sets only once is no change from one forward to the next

@@ -203,11 +203,12 @@ class StateChange:
 class MovingAttribute:
     """A non-tensor attribute that each forward changes and reads.
 
-    ``by_data``: the change depends on the inputs.
+    ``by_data``: the change depends on the inputs. ``by``: what changes it, ``forward`` or ``backward``.
     """
 
     name: str
     by_data: bool
+    by: str = "forward"
 
 
 @dataclass(frozen=True)
@@ -288,7 +289,7 @@ class Effects:
         global_draws: whether it draws from the global random stream of Python or numpy.
         seeds: modules that seed torch's global stream, "" for the code between the named modules; known where
             stages run them.
-        carried: attributes that carry Python state from one forward to the next.
+        carried: attributes that carry Python state from one forward or backward to the next.
         resets: attributes that make a resumed model compute other results, "" for unknown ones.
         mixing: which value of a sample depends on others of its batch, BatchNorm excepted, "" for none;
             ``None`` if that was not tested.

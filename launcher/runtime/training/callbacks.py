@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import RunError
+from launcher.parallel.trace.process_group_reads import world_reads
 from launcher.parallel.trace.python_streams import streams_kept
 from launcher.plan.values.module_names import listed
 from launcher.runtime.device import forked_streams
@@ -36,6 +38,44 @@ class TrainingEvent:
     folder: Path
     rank: int
     checkpoint: Path | None = None
+
+
+EVERY_RANK = "every_rank"
+"""The attribute that a class sets to True to be called on every rank, not only on the first."""
+COLLECTIVES = (
+    "all_gather", "all_reduce", "all_to_all", "barrier", "batch_isend_irecv", "broadcast", "gather", "irecv",
+    "isend", "monitored_barrier", "new_group", "new_subgroups", "recv", "reduce", "scatter", "send",
+    "split_group",
+)  # fmt: skip
+"""Beginnings of the names of functions of ``torch.distributed`` that wait for other ranks."""
+
+
+class CallsCollective(RunError):
+    """A callback of one rank calls a collective, for which the other ranks would not come."""
+
+
+@contextmanager
+def collectives_refused(cls: object, name: str) -> Iterator[None]:
+    """Refuses collectives in the block, which runs code of ``cls``, unless each rank has an instance.
+
+    ``name`` is that of the class or hook. Raises ``CallsCollective``.
+    """
+    if getattr(cls, EVERY_RANK, False) is True or not dist.is_initialized() or dist.get_world_size() == 1:
+        yield
+        return
+    errors: list[CallsCollective] = []
+
+    def report(query: str) -> None:
+        if query.rpartition(".")[2].startswith(COLLECTIVES):
+            text = f"{name} calls {query}, but it runs on rank 0 only, which would wait for the others"
+            cure = f"set {EVERY_RANK} = True in the class: then each rank creates it and calls its hooks"
+            errors.append(CallsCollective(f"{text}; {cure}"))
+            raise errors[0]
+
+    with world_reads(report):
+        yield
+    if errors:  # the class has caught it
+        raise errors[0]
 
 
 @dataclass
@@ -85,8 +125,14 @@ class Callbacks:
             if act is None:
                 continue
             try:
-                with streams_kept(), forked_streams(self.device):
+                with (
+                    streams_kept(),
+                    forked_streams(self.device),
+                    collectives_refused(type(one), f"{name}.{hook}"),
+                ):
                     answer = act(event)
+            except CallsCollective:
+                raise
             except (Exception, SystemExit) as error:  # user code may raise anything
                 raise RunError(f"{name}.{hook} failed after step {step}: {user_error(error)}") from error
             self.stop_requested |= answer is True

@@ -13,11 +13,8 @@ from launcher.job.schema.user_class import Target
 from launcher.parallel.trace.python_streams import streams_kept
 from launcher.runtime.cluster.world import World
 from launcher.runtime.device import forked_streams
-from launcher.runtime.training.callbacks import Callbacks
+from launcher.runtime.training.callbacks import EVERY_RANK, Callbacks, CallsCollective, collectives_refused
 from launcher.user_errors import user_error
-
-EVERY_RANK = "every_rank"
-"""The attribute that a class sets to True to be called on every rank, not only on the first."""
 
 
 def build_callbacks(job: Job, steps: int, world: World, folder: Path) -> Callbacks | None:
@@ -41,7 +38,11 @@ def _everywhere(target: Target, i: int, allow: tuple[str, ...]) -> bool:
 
 def _built(target: Target, i: int, allow: tuple[str, ...]) -> object:
     try:
-        return targets.build(target, allow, object, key=f"callbacks.{i}._target_")
+        cls = targets.locate(target.target, allow, object, key=f"callbacks.{i}._target_")
+        with collectives_refused(cls, f"callbacks.{i} {target.target}"):
+            return targets.build(target, allow, object, key=f"callbacks.{i}._target_")
+    except CallsCollective:
+        raise
     except RequestError as error:
         raise RunError(str(error)) from error
     except (Exception, SystemExit) as error:  # user code may raise anything

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -213,6 +214,36 @@ class ByProcess(Row):
     def __iter__(self) -> Iterator[Any]:
         for x, y in super().__iter__():
             yield x + os.getpid(), y
+
+
+class LateByTime(Row):
+    """A stream whose items depend on the clock, but not the first ones."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for i, (x, y) in enumerate(super().__iter__()):
+            yield x + (time.perf_counter() if i >= 20 else 0), y
+
+
+class LateState(Kept):
+    """A stream that restores what its first items need, but not that of later ones."""
+
+    def load_state_dict(self, state: Any) -> None:
+        super().load_state_dict(state)
+        self.carry = self.carry if self.at < 10 else 0
+
+
+class InEpoch(Row):
+    """A stream that needs to be told the epoch, as one that shuffles its shards by it."""
+
+    epoch: int | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        assert self.epoch is not None
+        for x, y in super().__iter__():
+            yield x * (1 + self.epoch), y
 
 
 class Counted(Row):

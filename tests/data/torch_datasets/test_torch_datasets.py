@@ -116,6 +116,14 @@ def test_a_stream_is_read_in_its_order_on_any_layout_and_after_a_resume(tmp_path
     assert_same(on_layout(jobs["hsdp2"], tmp_path / "on", saved=saved), want)
 
 
+def test_a_stream_knows_that_it_is_in_epoch_0_before_it_begins():
+    job = trained(of("InEpoch"))
+    plan_job(job)
+    stream = open_data(job.data, seed=0, allow=("tests",)).train
+    places = np.array([0, 9, 3])  # the last one begins anew
+    assert torch.equal(stream.inputs(places)[0], torch.stack([numbers(i) for i in places.tolist()]))
+
+
 def test_a_stream_that_says_where_it_is_goes_on_there_on_any_layout(tmp_path):
     carry = [*accumulate(range(STEPS * BATCH))]
 
@@ -259,6 +267,17 @@ REFUSED = {
             "continues with a different item 2; save everything in it that the next items "
             "depend on, or remove it: a resumed run then reads the stream from its start"
         ),
+    ),
+    "late by the clock": (
+        trained(of("LateByTime")),
+        f"data._target_: {NAME}.LateByTime: built a second time, its item 20 differs, and each rank builds its own "
+        f"copy; {DRAW}; in its constructor, they are seeded by the seed",
+    ),
+    "late state": (
+        trained(of("LateState")),
+        f"data._target_: {NAME}.LateState: restored from its state_dict after 16 items, it continues with a different "
+        "item 16; save everything in it that the next items depend on, or remove it: a resumed run then reads the "
+        "stream from its start",
     ),
     "alone": (
         trained(of("Rows", samples=N, how="alone")),

@@ -95,6 +95,22 @@ def test_a_count_of_micro_batches_is_noted(layout):
     assert (text in notes) == (layout == "stages")
 
 
+@pytest.mark.parametrize("reads", [True, False], ids=["read", "unread"])
+def test_a_count_of_backwards_is_noted_if_they_read_it(reads):
+    model = {"_target_": "tests.parallel.remembering_nets.CountsBackwards", "reads": reads}
+    job = own(
+        "remembering_nets.CountsBackwards", [6], stages=1, model=model, checkpoint={"every": 2},
+        parallel={"pipeline": {"micro_batch_num": 2}},
+    )  # fmt: skip
+    texts = sorted(n.text for n in plan_job(job).notes if "middle.calls" in n.text)
+    assert texts == reads * [
+        "middle.calls: the backward changes and reads it, and it is Python state; no checkpoint stores it, so a "
+        "resumed run resets it; make it a buffer, or return it from get_extra_state",
+        "the backward changes middle.calls once for each of 2 micro batches of a step, and then reads it: another "
+        "number of micro batches gives other results",
+    ]
+
+
 @pytest.mark.parametrize("kind", ["mean", "seen"])
 def test_a_number_of_each_ranks_own_batch_is_refused(kind):
     with pytest.raises(RequestError) as refused:
