@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import count
 from typing import Any
 
@@ -20,9 +20,10 @@ from launcher.parallel import selective_recompute
 from launcher.parallel.cost.saved_hooks import AGAIN, KEEPING, PLAIN, Sent
 from launcher.parallel.dispatch.containers import filled
 from launcher.parallel.dispatch.modes import tree_leaves
+from launcher.parallel.model_state.library_attributes import names_read
 from launcher.parallel.model_state.module_globals import files_of, variables, variables_named
 from launcher.parallel.model_state.python_state import PythonState, changed, library, snapshot, untouched
-from launcher.parallel.model_state.shared_state import lost, names_in_forwards
+from launcher.parallel.model_state.shared_state import code_of_forwards, lost, names_used
 from launcher.parallel.selective_recompute import RecomputedCalls, ReportKeptResults
 from launcher.parallel.sequence_chunks import Carry
 from launcher.parallel.tensor_parallel.collectives import Axis, CollectiveResults
@@ -34,9 +35,10 @@ NO_HOOKS = "don't yet support saved tensor hooks"
 
 def install(model: nn.Module, recomputed: Iterable[Recomputed], axis: Axis) -> None:
     """Wraps the forward of each module that the plan recomputes."""
+    used = cache(lambda: names_used(model))
     for r in recomputed:
         module = model.get_submodule(r.module)
-        forward = RecomputedForward(module, module.forward, r, axis)
+        forward = RecomputedForward(module, module.forward, r, axis, used)
         vars(forward)["__wrapped__"] = module.forward  # code of the model may ask for its signature
         vars(module)["forward"] = forward
 
@@ -54,6 +56,7 @@ class NotRecomputable(RequestError):
 class RecomputedForward:
     """The forward of a module that is recomputed in its backward, around its ``plain`` one.
 
+    ``used`` returns the names whose values the model uses: what it only stores or prints may differ.
     ``carry`` knows the piece of a sequence that runs, if sequences are cut.
     """
 
@@ -61,6 +64,7 @@ class RecomputedForward:
     plain: Callable[..., Any]
     recomputed: Recomputed
     axis: Axis
+    used: Callable[[], frozenset[str]] = field(compare=False)
     carry: Carry | None = None
     numbers: Iterator[int] = field(default_factory=count, compare=False)
     calls: RecomputedCalls = field(default_factory=RecomputedCalls, compare=False)
@@ -118,7 +122,7 @@ class RecomputedForward:
         """
         if not self.names_read:
             return ()
-        own, around = PythonState(by_value=True), PythonState(by_value=True)
+        own, around = (PythonState(by_value=True, only_plain=True) for _ in range(2))
         for path, module in self.module.named_modules():
             attributes = vars(module) | module._buffers
             for name in attributes.keys() & self.names_read:
@@ -131,8 +135,11 @@ class RecomputedForward:
 
     @cached_property
     def names_read(self) -> frozenset[str]:
-        """The names of attributes and variables in the code of the module's forward; none in a library's."""
-        return names_in_forwards(self._users) if self._users else frozenset()
+        """The names of attributes and variables whose values the code of the module's forward can use.
+
+        There are none in a library's code.
+        """
+        return names_read(code_of_forwards(self._users)) & self.used() if self._users else frozenset()
 
     @cached_property
     def _variables(self) -> Callable[[], Iterator[tuple[str, Any]]]:

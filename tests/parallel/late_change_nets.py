@@ -91,13 +91,15 @@ class Settings:
 
 
 FLAGS: set[str] = set()
+SEEN: set[str] = set()
 SCALE = torch.ones(3)
 
 
 class Announces(nn.Linear):
     """Sets a flag for other modules at call ``at``: in a global set, or in the settings that all have.
 
-    The flag may also be a tensor: in a variable, in an attribute, or in the settings.
+    The flag may also be a tensor: in a variable, in an attribute, or in the settings. A record is stored, and
+    nothing depends on it.
     """
 
     def __init__(self, settings: Settings, way: str, at: int, scale: Tensor) -> None:
@@ -108,6 +110,8 @@ class Announces(nn.Linear):
         self.calls += 1
         if self.calls == self.at and self.way == "variable":
             FLAGS.add("main")
+        elif self.calls == self.at and self.way == "a record":
+            SEEN.add("b")
         elif self.calls == self.at and self.way == "tensor in a variable":
             SCALE.data.fill_(2)
         elif self.calls == self.at and self.way == "tensor":
@@ -127,6 +131,8 @@ class Obeys(nn.Linear):
         self.settings, self.scale = settings, scale
 
     def forward(self, x: Tensor) -> Tensor:
+        if FLAGS:
+            SEEN.add("head")
         x = super().forward(x) * (2 if FLAGS or self.settings.phase == "main" else 1)
         return x * SCALE.to(x).mean() * self.scale.to(x).mean()
 

@@ -119,6 +119,20 @@ def test_a_flag_that_another_stage_would_not_see_ends_the_step(way: str, place: 
     )
 
 
+@pytest.mark.parametrize("recomputed", [[], ["head"]], ids=["kept", "recomputed"])
+def test_a_record_that_forwards_only_store_ends_no_step(recomputed: list[str], tmp_path: Path) -> None:
+    stages = {"a": 0, "b": 0, "head": 1}
+    j = own(
+        "late_change_nets.Flags", [6], stages=stages, train__batch_size=8,
+        model={"_target_": "tests.parallel.late_change_nets.Flags", "way": "a record", "at": LATE},
+        parallel={
+            "pipeline": {"stages": 2, "micro_batch_num": 2, "stage_config": stages},
+            "recompute": {"modules": recomputed},
+        },
+    )  # fmt: skip
+    assert on_ranks(2, rank_steps, j, plan_job(j), tmp_path) == [[True] * 3, [False] * 3]
+
+
 @pytest.mark.parametrize("policy", ["full", "selective"])
 @pytest.mark.parametrize(
     ("way", "place"),

@@ -95,15 +95,17 @@ class PythonState:
     objects that lead to each place, by id; ``also`` has further attributes that lead to an object;
     ``shared_generators`` has the places of generators of torch to which several attributes lead.
     ``by_value``: new values in a tensor on the CPU are a change. Otherwise only a new tensor object is one,
-    because other checks compare the values of a model's own tensors.
+    because other checks compare the values of a model's own tensors. ``only_plain``: of other values than
+    tensors, only numbers, texts and sets are compared, which is quick: no array and no long container is
+    copied.
     """
 
-    def __init__(self, by_value: bool = False) -> None:
+    def __init__(self, by_value: bool = False, only_plain: bool = False) -> None:
         self.marks: dict[Key, Any] = {}
         self.chains: dict[Key, tuple[int, ...]] = {}
         self.also: dict[int, list[str]] = {}
         self.shared_generators: list[Key] = []
-        self._by_value = by_value
+        self._by_value, self._only_plain = by_value, only_plain
         self._first: dict[int, Key] = {}
         self._alive: list[Any] = []  # the id of a freed object could be reused
 
@@ -122,8 +124,15 @@ class PythonState:
             self.marks[key], self.chains[key] = value, chain
             return
 
-        # a single value that cannot change
+        # a single value that cannot change, or is not compared
         inner = parts(value) if len(chain) <= DEEP else None
+        if (
+            inner is None
+            and self._only_plain
+            and not isinstance(value, (*PLAIN, set, frozenset, torch.Tensor))
+        ):
+            self.marks[key], self.chains[key] = type(value), chain
+            return
         if inner is None and not isinstance(value, CHANGED_IN_PLACE):
             tensor = self._by_value and isinstance(value, torch.Tensor)
             self.marks[key], self.chains[key] = _mark_of_values(value) if tensor else mark(value), chain
@@ -189,6 +198,8 @@ def parts(value: Any) -> Iterable[tuple[str, Any]] | None:
         ] or None
 
     # containers, unless they are too long
+    if isinstance(value, dict) and dict.__len__(value) > MANY:
+        return None
     inside = entries(value) if isinstance(value, Mapping) else None
     own = not library(type(value).__module__)
     if inside is not None and len(inside) <= MANY:

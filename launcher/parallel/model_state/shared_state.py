@@ -30,6 +30,7 @@ from launcher.parallel.model_state.python_state import (
     new_values,
 )
 from launcher.parallel.model_state.reachable_code import reachable
+from launcher.parallel.model_state.values_used import values_used
 
 NOTHING = object()
 ATTRIBUTES = re.compile(r"\.(\w+)(?!\w*\()")
@@ -66,7 +67,7 @@ class StepsOfSharedState:
         return [] if self.before is None else lost(self.before, self._values(), self.read)
 
     def _values(self) -> PythonState:
-        out = PythonState(by_value=True)
+        out = PythonState(by_value=True, only_plain=True)
         for name, value in (*self.variables(), *self.objects()):
             out.enter(name, value)
         return out
@@ -111,8 +112,8 @@ def steps_of_shared_state(
     if not others or not ours:
         return None
 
-    # variables that forwards of other stages name, and objects to which attributes on both sides lead
-    read = names_in_forwards(others)
+    # variables that forwards of other stages use, and objects to which attributes on both sides lead
+    read = names_read(code_of_forwards(others)) & names_used(model)
     variables = variables_named(files_of(*ours), read)
     theirs = _objects(others, read)
     common = [(m, name) for key, (m, name) in _objects(ours, None).items() if key in theirs]
@@ -127,24 +128,33 @@ def steps_of_shared_state(
     return out
 
 
-def names_in_forwards(modules: Sequence[nn.Module]) -> frozenset[str]:
-    """Returns the names of variables and attributes in the code that forwards of ``modules`` run.
+def names_used(model: nn.Module) -> frozenset[str]:
+    """Returns the names of variables and attributes whose values forwards of the user's modules use.
 
-    This is the code of ``forward``, of the forward hooks, and of all that their code refers to by a name of a
-    function, method or attribute. A hook of the backward is not included, if no forward names it.
+    Names that their code only stores in, or prints, are left out.
+    """
+    return values_used(code_of_forwards([m for m in model.modules() if not library(type(m).__module__)]))
+
+
+def code_of_forwards(modules: Sequence[nn.Module]) -> list[FunctionType]:
+    """Returns the functions that forwards of ``modules`` run, and those that make their extra state.
+
+    These are ``forward``, the forward hooks, and all that their code refers to by a name of a function,
+    method or attribute. A hook of the backward is not included, if no forward names it.
     """
     kinds = {k for m in modules for k in type(m).__mro__ if not library(k.__module__)}
     hooks = [f for m in modules for f in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
-    names, before = frozenset({"forward", "__call__", "__getattr__"}), frozenset[str]()
+    names, before = frozenset({"forward", "get_extra_state", "__call__", "__getattr__"}), frozenset[str]()
+    out: list[FunctionType] = []
     while names != before:
         before = names
         starts: list[Any] = [*hooks]
         for owner in (*kinds, *modules):
             inside = [v for name, v in vars(owner).items() if name in names and name not in TORCH_ATTRIBUTES]
             starts += (v.func if isinstance(v, cached_property) else v for v in inside)
-        code = reachable(starts, library, _runs_elsewhere)
-        names |= names_read(f for f in code if isinstance(f, FunctionType))
-    return names
+        out = [f for f in reachable(starts, library, _runs_elsewhere) if isinstance(f, FunctionType)]
+        names |= names_read(out)
+    return out
 
 
 def _runs_elsewhere(value: Any) -> bool:
