@@ -245,7 +245,7 @@ exported model, but there is no 'export' step to make one
     set in: conf/data/idx.yaml:3:1
           | root: ???    # folder with train-images-idx3-ubyte and its kin
 
-  data.fallback: unknown key (valid here: name, root, size, channels)
+  data.fallback: unknown key: it is a setting of data=cifar10
     set in: recipes/resnet50_cifar_pp2.yaml:8:8
           | data: {fallback: mnist5k}
     try:    '~data.fallback'

@@ -18,6 +18,7 @@ MAY_NAME = {
     "launcher.job.schema.launch": "words that launch.device and launch.backend are known to take",
     "launcher.job.schema.train": "words that train.compile.mode is known to take",
     "launcher.job.intended_value": "what people call a GPU",
+    "launcher.job.cures.keys_of_other_programs": "a variable that users of other programs set",
     "launcher.plan.resolve.compile": "torch's name of a mode of compilation, which records CUDA graphs",
     "launcher.models.language_model": "which kernels of attention read groups of heads",
     "launcher.planner.device_kernels": "whose kernels a plan counts",
