@@ -6,7 +6,7 @@ import inspect
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
@@ -44,8 +44,12 @@ They are multiples of most periods in use (8064000 of all up to 16 except 11 and
 """
 
 
-class Broken(Exception):
+class UnusableOptimizer(Exception):
     """Raised with the reason if the class cannot train."""
+
+
+class ForbiddenStep(UnusableOptimizer):
+    """Raised if a step does what no step may do, early or late."""
 
 
 @dataclass(frozen=True)
@@ -144,14 +148,14 @@ class OptimizerTrial:
         except RequestError:
             raise
         except Exception as error:
-            raise Broken(
+            raise UnusableOptimizer(
                 f"it cannot be constructed for this model's parameters: {user_error(error)}"
             ) from error
         if wrong := _unusable(optimizer):
-            raise Broken(wrong)
+            raise UnusableOptimizer(wrong)
         if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in params):
             why = "it registers hooks on parameters, which would see gradients of micro batches and ranks"
-            raise Broken(f"{why}, not of the batch; use p.grad in its step()")
+            raise UnusableOptimizer(f"{why}, not of the batch; use p.grad in its step()")
 
         # as in a run
         keep_rates(optimizer)
@@ -159,7 +163,7 @@ class OptimizerTrial:
         for group in optimizer.param_groups:
             if group.get("capturable") and self.device == "cpu" and torchs:
                 why = "capturable=True is for graphs of an accelerator, and torch refuses it on CPUs"
-                raise Broken(f"{why}; set optim.capturable=false")
+                raise UnusableOptimizer(f"{why}; set optim.capturable=false")
             if self.device != "cpu" and group.get("capturable"):
                 group["capturable"] = False  # no CPU supports it
         return params, optimizer
@@ -231,18 +235,25 @@ class OptimizerTrial:
         if not self.later or step != 1:
             advance(params, optimizer, grads, step)
             return
-        for home, key in self._counted(params, optimizer, grads, step):
-            home[key] = home[key] + self.later - MIDDLE
+        for home, key, by in self._counted(params, optimizer, grads, step):
+            home[key] = home[key] + by * (self.later - MIDDLE)
 
     @staticmethod
     def _counted(
         params: Sequence[nn.Parameter], optimizer: Optimizer, grads: Sequence[Tensor], step: int
-    ) -> list[tuple[Any, Any]]:
-        """Takes a step, and returns the numbers that it has raised by one."""
+    ) -> list[tuple[Any, Any, int]]:
+        """Takes a step, and returns the counts: numbers that it has raised, each with by how many.
+
+        A class may count steps, or the updates of all tensors.
+        """
         before = {(id(home), key): number for home, key, number in _numbers(optimizer)}
         advance(params, optimizer, grads, step)
-        after = _numbers(optimizer)
-        return [(home, key) for home, key, now in after if before.get((id(home), key)) == now - 1]
+        out = []
+        for home, key, now in _numbers(optimizer):
+            by = now - before.get((id(home), key), now)
+            if by in range(1, len(params) + 1):
+                out.append((home, key, int(by)))
+        return out
 
     def counts(self) -> bool:
         """Returns true if the class counts its steps; torch's own do nothing else after many of them."""
@@ -266,11 +277,11 @@ class OptimizerTrial:
 def advance(
     params: Sequence[nn.Parameter], optimizer: Optimizer, grads: Sequence[Tensor | None], step: int
 ) -> None:
-    """Takes one step with ``grads``, at the rate that a schedule sets. Raises ``Broken``."""
+    """Takes one step with ``grads``, at the rate that a schedule sets. Raises ``UnusableOptimizer``."""
     try:
         optimizer.zero_grad(set_to_none=True)
     except Exception as error:
-        raise Broken(f"its zero_grad(set_to_none=True) fails: {user_error(error)}") from error
+        raise UnusableOptimizer(f"its zero_grad(set_to_none=True) fails: {user_error(error)}") from error
     for p, g in zip(params, grads, strict=True):
         p.grad = None if g is None else g.clone(memory_format=torch.contiguous_format)
     scale_lr(optimizer, RATES[step % len(RATES)])
@@ -282,14 +293,15 @@ def advance(
     except RequestError:
         raise
     except Exception as error:
-        raise Broken(f"its step() without a closure fails on dense gradients: {user_error(error)}") from error
+        text = f"its step() without a closure fails on dense gradients: {user_error(error)}"
+        raise UnusableOptimizer(text) from error
     if theirs != _members(optimizer):
-        raise Broken("it puts other tensors into its groups in place of the parameters")
+        raise ForbiddenStep("it puts other tensors into its groups in place of the parameters")
     if not all(p.requires_grad for p in params):
         why = "it freezes parameters (requires_grad), but shards and a resumed run would go on training them"
-        raise Broken(f"{why}; leave out their update instead, or freeze them in the model")
+        raise ForbiddenStep(f"{why}; leave out their update instead, or freeze them in the model")
     if rates != _rates(optimizer):
-        raise Broken("it changes the lr of its groups, which the schedule sets before every step")
+        raise ForbiddenStep("it changes the lr of its groups, which the schedule sets before every step")
 
 
 def _numbers(optimizer: Optimizer) -> list[tuple[Any, Any, float]]:
@@ -398,8 +410,8 @@ def probe(
         for kind in DTYPES[dtype]:
             try:
                 return _traits(OptimizerTrial(build, small(shapes), device, kind, watch=watch), name)
-            except Broken as broken:
-                why = str(broken)
+            except UnusableOptimizer as error:
+                why = str(error)
     return OptimizerTraits(name, broken=why)
 
 
@@ -433,21 +445,25 @@ def _traits(trial: OptimizerTrial, name: str) -> OptimizerTraits:
     """Returns what the class does in its first steps and, if it counts them, in later ones."""
     traits = _of(trial, name)
     for count in LATER if trial.counts() else ():
-        with suppress(Broken):  # it cannot count so far, or has nothing left to change
+        try:
             later = _of(replace(trial, later=count), name)
-            traits = replace(
-                traits,
-                rows=traits.rows and later.rows,
-                elements=traits.elements and later.elements,
-                alone=traits.alone and later.alone,
-                empty=traits.empty and later.empty,
-                draws=max(traits.draws, later.draws, key=DRAWS.index),
-                keys=tuple(sorted({*traits.keys, *later.keys})),
-                odd=traits.odd or later.odd,
-                counters=tuple(sorted({*traits.counters, *later.counters})),
-                lost=traits.lost or later.lost,
-                copies=max(traits.copies, later.copies),
-            )
+        except ForbiddenStep:
+            raise
+        except UnusableOptimizer:  # it cannot count so far, or has nothing left to change
+            continue
+        traits = replace(
+            traits,
+            rows=traits.rows and later.rows,
+            elements=traits.elements and later.elements,
+            alone=traits.alone and later.alone,
+            empty=traits.empty and later.empty,
+            draws=max(traits.draws, later.draws, key=DRAWS.index),
+            keys=tuple(sorted({*traits.keys, *later.keys})),
+            odd=traits.odd or later.odd,
+            counters=tuple(sorted({*traits.counters, *later.counters})),
+            lost=traits.lost or later.lost,
+            copies=max(traits.copies, later.copies),
+        )
     return traits
 
 
@@ -455,10 +471,11 @@ DRAWS = ("", "torch", "elsewhere")
 
 
 def _of(trial: OptimizerTrial, name: str) -> OptimizerTraits:
+    """Returns what the class does in this trial."""
     observation = trial.observed()
     expected = [p.detach() for p in observation.params]
     if _alike(expected, trial.starts) and any(g["initial_lr"] for g in observation.optimizer.param_groups):
-        raise Broken("its step() changes no parameter")
+        raise UnusableOptimizer("its step() changes no parameter")
 
     # split along the first dim, then along each other dim
     rows = _same_if_split(trial, observation, TrialCut(0))
@@ -485,7 +502,7 @@ def _same_if_split(trial: OptimizerTrial, seen: Observation, cut: TrialCut) -> b
     """Returns true if a split run ends with the same values as the unsplit run."""
     try:
         return _close(trial.run(cut), seen)
-    except Broken:
+    except UnusableOptimizer:
         return False
 
 
@@ -508,7 +525,7 @@ def _alike(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
 def _works(trial: OptimizerTrial) -> bool:
     try:
         trial.unused()
-    except Broken:
+    except UnusableOptimizer:
         return False
     return True
 

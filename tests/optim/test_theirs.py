@@ -208,6 +208,10 @@ OURS = "tests.optim.theirs."
 LOST = "its state cannot be saved and restored:"
 KEEP = "(seen on small tensors). Keep numbers and tensors in self.state[p] or in self.param_groups"
 FAILS = "its step() without a closure fails on dense gradients:"
+FREEZES = (
+    "it freezes parameters (requires_grad), but shards and a resumed run would go on training them; leave out their "
+    "update instead, or freeze them in the model"
+)
 REFUSED: dict[str, tuple[str, str, str]] = {
     "closure": ("torch.optim.LBFGS", "one",
                 "its step() needs closure, but loss and gradients are computed once, before step()"),
@@ -223,8 +227,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "no rate": (OURS + "NoRate", "one", "its groups have no numeric lr, which the schedule sets before every step"),
     "its own rate": (OURS + "OwnRate", "one", "it changes the lr of its groups, which the schedule sets before every "
                      "step"),
-    "freezes": (OURS + "Freezes", "one", "it freezes parameters (requires_grad), but shards and a resumed run would go "
-                "on training them; leave out their update instead, or freeze them in the model"),
+    "freezes": (OURS + "Freezes", "one", FREEZES), "freezes late": (OURS + "FreezesLate", "one", FREEZES),
     "idle": (OURS + "Idle", "one", "its step() changes no parameter"),
     "noise": (NOISE, "replicas", "it draws random numbers (seen on small tensors), and 2 ranks would draw other "
               "numbers than one process; use one rank"),

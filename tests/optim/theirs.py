@@ -401,6 +401,18 @@ class Freezes(Base):
         return -group["lr"] * g
 
 
+class FreezesLate(Base):
+    """Freezes vectors after some hundred steps; counts the updates of all tensors."""
+
+    def __init__(self, params: Params, lr: float = 0.01) -> None:
+        super().__init__(params, lr, k=0)
+
+    def update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> Tensor:
+        group["k"] += 1
+        p.requires_grad_(p.ndim > 1 or group["k"] < 900)
+        return -group["lr"] * g
+
+
 class LateNorm(Base):
     """Plain SGD for 30 steps, then divided by the norm of all gradients."""
 
