@@ -80,7 +80,7 @@ def unsteady_source(name: str, mine: Source, theirs: Source) -> Iterator[Problem
                     yield Problem(KEY, f"{name}: {text}; {STEADY}")
                     return
         if (at := _differs_in_batch(mine)) is not None:
-            text = f"sample {at} differs when it is read with more others"
+            text = f"sample {at} differs when more samples are read with it"
             yield Problem(KEY, f"{name}: {text}, so no two layouts would train the same; {STEADY}")
         elif why := _counting(mine, mine):
             yield Problem(KEY, f"{name}: {why}; {STEADY}")
@@ -153,7 +153,7 @@ def _counting(source: Source, instance: object) -> str:
             at = _differs(first, _read(source, n))
             if at is not None:
                 names = ", ".join(name for _, name in counters)
-                text = f"it counts what it reads ({names}), and item {at} is another one after more"
+                text = f"it counts what it reads ({names}), and item {at} changes after more of them"
                 return f"{text}; each layout and a resumed run read another number of items"
     finally:
         set_integers(instance, before)

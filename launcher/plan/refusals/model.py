@@ -751,13 +751,14 @@ def _gathered_again(graph: Graph, gathered: set[str]) -> Iterator[Problem]:
     opaque = {m: what for m, what in graph.opaque if m in gathered}
     if opaque:
         who, what = listed(list(opaque)), next(iter(opaque.values()))
-        text = f"{who}: its forward returns an object ({what}). FSDP2 does not find the tensors or modules"
+        does, parts = f"returns an object ({what})", "tensors or modules"
         if not what:
-            text = (
-                f"{who}: its forward returns no tensor that needs a gradient, but leaves one elsewhere, such"
+            parts = "tensors"
+            does = (
+                "returns no tensor that needs a gradient, but leaves one elsewhere, such as in an attribute"
             )
-            text += " as in an attribute. FSDP2 does not find the tensors"
-        text += " in it, so level3 would not gather the weights again for them"
+        text = f"{who}: its forward {does}. FSDP2 does not find the {parts} in it, so level3 would not"
+        text += " gather the weights again for them"
         way_out = "return a tuple, list or dictionary of tensors, or keep the weights gathered"
         yield Problem(KEY, f"{text}; {way_out}", cure)
 

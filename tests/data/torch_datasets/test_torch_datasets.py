@@ -241,9 +241,9 @@ REFUSED = {
     ),
     "counts its reads": (
         trained(of("LateReads", samples=N)),
-        f"data._target_: {NAME}.LateReads: it counts what it reads (reads), and item 0 is another one after more; each "
-        "layout and a resumed run read another number of items; use the index, or the epoch, which the launcher passes "
-        "to set_epoch(epoch)",
+        f"data._target_: {NAME}.LateReads: it counts what it reads (reads), and item 0 changes after more of them; "
+        "each layout and a resumed run read another number of items; use the index, or the epoch, which the launcher "
+        "passes to set_epoch(epoch)",
     ),
     "one buffer": (
         trained(of("OneBuffer", samples=N)),

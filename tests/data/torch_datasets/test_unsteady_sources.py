@@ -38,6 +38,6 @@ def test_a_source_that_counts_its_calls_for_later_is_refused() -> None:
         plan_job(reading("HardensLate"))
     (problem,) = caught.value.problems
     assert problem.text.startswith(
-        f"{HERE}.HardensLate: it counts what it reads (calls), and item 0 is another one after more; each layout and a "
-        "resumed run read another number of items; a Source returns samples by index alone"
+        f"{HERE}.HardensLate: it counts what it reads (calls), and item 0 changes after more of them; each layout and "
+        "a resumed run read another number of items; a Source returns samples by index alone"
     )
