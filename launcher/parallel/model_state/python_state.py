@@ -336,14 +336,11 @@ def _mark_of_values(t: torch.Tensor) -> TensorMark | tuple[int]:
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         if t.device.type == "meta" or t.layout is not torch.strided or t.is_inference() or _is_special(t):
             return (id(t),)
-        digest, version = None, t._version
+        digest = None
         if t.device.type == "cpu" and t.numel() <= LARGE:
             values = t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-            raw = memoryview(values.numpy())  # type: ignore[arg-type]
-            digest, version = (
-                xxhash.xxh3_128_digest(raw),
-                0,
-            )  # only values count
+            digest = xxhash.xxh3_128_digest(memoryview(values.numpy()))  # type: ignore[arg-type]
+        version = t._version if digest is None else 0  # of known values, only the values count
         return TensorMark(id(t), (t.shape, t.dtype), t.requires_grad, version, digest)
 
 

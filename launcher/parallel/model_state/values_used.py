@@ -61,7 +61,7 @@ Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 @dataclass(frozen=True)
 class _Flow:
-    """What the code of one function does with names.
+    """The flow of values between the names in the code of one function.
 
     ``used``: names that reach anything else than a store. ``stores``: pairs of a name, and a name in which
     its value is stored. ``same``: pairs of a name, and a name of the same object. ``filled``: names of
@@ -234,7 +234,10 @@ class _Reader:
         return None
 
     def _under(self, tests: list[ast.expr], bodies: list[list[ast.stmt]]) -> set[str] | None:
-        """What ``tests`` decide is stored where the ``bodies`` store."""
+        """Returns the places in which ``bodies`` store; the values of ``tests`` reach them too.
+
+        Returns ``None`` if the bodies do anything else.
+        """
         each = [self._body(body) for body in bodies]
         if any(places is None for places in each):
             for test in tests:
