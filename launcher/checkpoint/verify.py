@@ -170,7 +170,7 @@ def _cells(row: Holding) -> list[str]:
 
 
 def _ranks(grid: Grid, at: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[int, ...]:
-    """Returns the ranks at the pinned coordinates ``at``, ascending."""
+    """Returns the ranks at the pinned coordinates ``at``, in ascending order."""
     pinned = dict(at)
     axes = [axis for axis, _ in grid.axes]
     places = product(*(pinned.get(axis, range(n)) for axis, n in grid.axes))

@@ -364,7 +364,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def keys(tree: Any, above: str = "") -> list[str]:
-    """Returns every dotted key of a group of keys, each before those below it."""
+    """Returns all dotted keys of a group of keys; a key comes before the keys below it."""
     if not isinstance(tree, Mapping):
         return []
     names = [(f"{above}.{k}" if above else str(k), v) for k, v in tree.items()]

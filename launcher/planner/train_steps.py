@@ -84,6 +84,6 @@ def _samples(job: Job) -> int:
 
 
 def _endless(job: Job, why: str) -> RequestError:
-    """Returns an error without a cure: the intended number of steps is unknown too."""
+    """Returns an error without a cure, because nobody knows the intended number of steps."""
     text = f"{job.train.epochs}: {why}; set train.steps instead"
     return RequestError((Problem(EPOCHS, text),))

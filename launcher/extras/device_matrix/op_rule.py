@@ -64,7 +64,7 @@ class OpStrategy:
 
     @property
     def used(self) -> tuple[int, ...]:
-        """The axes that cut a letter, ascending."""
+        """The axes that cut a letter, in ascending order."""
         return tuple(sorted(a for _, axes in self.axes for a in axes))
 
     def cut(self, letters: Letters) -> TensorLayout:

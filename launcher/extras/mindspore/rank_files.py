@@ -273,7 +273,7 @@ def _needed_pieces(
 
 
 def _holders(layout: Layout, lowest: int, among: Collection[int] | None) -> tuple[int, ...]:
-    """Returns the ranks that hold the same piece as ``lowest``, which is the lowest of them; ascending."""
+    """Returns the ranks that have the same piece, from ``lowest`` on, in ascending order."""
     where = layout.grid.coords(lowest)
     pinned = dict(layout.at)
     free = {axis: pinned.get(axis, range(n)) for axis, n in layout.grid.axes if axis not in layout.axes}

@@ -98,13 +98,13 @@ class Grid:
         return at
 
     def peers(self, rank: int, *axes: str) -> tuple[int, ...]:
-        """Returns the ranks that differ from ``rank`` along ``axes`` only, ``rank`` included, ascending."""
+        """Returns ``rank`` and the ranks that differ from it only along ``axes``, in ascending order."""
         here = self.coords(rank)
         places = product(*(range(self[a]) for a in axes))
         return tuple(sorted(self.rank(**here | dict(zip(axes, at, strict=True))) for at in places))
 
     def ranks(self, **fixed: int) -> tuple[int, ...]:
-        """Returns every rank whose coordinates agree with ``fixed``, ascending."""
+        """Returns the ranks whose coordinates agree with ``fixed``, in ascending order."""
         if not fixed.keys() <= self.sizes.keys():
             return ()
         out = [0]

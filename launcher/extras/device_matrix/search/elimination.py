@@ -27,7 +27,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Scoped:
-    """A table and the variables of its axes, ascending."""
+    """A table and the variables of its axes, in ascending order."""
 
     scope: tuple[int, ...]
     table: Table

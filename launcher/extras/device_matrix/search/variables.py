@@ -229,7 +229,7 @@ def _neighbors(
 
 
 def primes(n: int) -> tuple[int, ...]:
-    """Returns the distinct prime factors, ascending."""
+    """Returns the distinct prime factors, in ascending order."""
     out, p = [], 2
     while n > 1:
         if n % p == 0:
