@@ -14,7 +14,7 @@ import warnings
 from argparse import Namespace
 from array import array
 from collections import OrderedDict, UserList, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache, partial
@@ -156,10 +156,15 @@ class PythonState:
             self._walk((key[0], key[1] + way), part, (*chain, id(value)))
 
 
-def snapshot(model: nn.Module) -> PythonState:
-    """Returns the Python attributes of the modules and their tensors, and which buffers they have."""
+def snapshot(model: nn.Module, without: Collection[int] = ()) -> PythonState:
+    """Returns the Python attributes of the modules and their tensors, and which buffers they have.
+
+    ``without``: the ids of modules that are left out.
+    """
     out = PythonState()
     for path, module in model.named_modules():
+        if id(module) in without:
+            continue
         for name, value in [*vars(module).items(), *module._buffers.items()]:
             if name not in TORCH_ATTRIBUTES:
                 out.enter(f"{path}.{name}".lstrip("."), value)

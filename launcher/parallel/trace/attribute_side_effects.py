@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import GeneratorType
 from typing import Any
 
@@ -20,6 +20,10 @@ class SideChannels:
 
     What a leaf leaves behind, another leaf may read. State that stays changed shows after the forward, and
     other checks refuse it if it matters. ``taken`` has state that is as before at the end of the forward.
+
+    A module that several leaves contain, such as a rotary embedding, has a copy on each of their stages.
+    ``shared_changes`` has its attributes that a leaf has changed, each with that leaf and the new value. A
+    cache that each copy fills with the same numbers is no problem.
     """
 
     def __init__(self, model: nn.Module, leaves: Mapping[str, nn.Module]) -> None:
@@ -27,7 +31,15 @@ class SideChannels:
             _movable(name, leaf)
         self.leaves = leaves
         self.files = files_of(model)
-        self.own = {name: _own(leaf) for name, leaf in leaves.items()}
+        self.shared = _shared(model, leaves)
+        self.shared_changes: dict[str, tuple[str, Any]] = {}
+        common = {id(module) for module in self.shared.values()}
+        self.parts = {
+            name: [path for path, module in self.shared.items() if module in {*leaf.modules()}]
+            for name, leaf in leaves.items()
+        }
+        self.own = {name: _own(leaf, common) for name, leaf in leaves.items()}
+        self.own |= {path: self._of(path) for path in self.shared}
         self.holders: dict[int, list[str]] = {}
         for name, state in self.own.items():
             for some in state.also:
@@ -46,9 +58,14 @@ class SideChannels:
         """Records the state after leaf ``name``, which may have changed objects of other leaves too."""
         others = [m for m in self.leaves if covers(name, m) or covers(m, name)]
         for other in {*others}.union(*(self.holders.get(some, ()) for some in self.own[name].also)):
-            before, self.own[other] = self.own[other], _own(self.leaves[other])
+            before, self.own[other] = self.own[other], self._of(other)
             if other not in others:
                 self._leave(name, other, before, self.own[other])
+        for path in self.parts[name]:
+            before, self.own[path] = self.own[path], self._of(path)
+            self._leave(name, path, before, self.own[path])
+            for key in changed(before, self.own[path]):
+                self.shared_changes[_below(path, "".join(key))] = name, self.own[path].marks.get(key)
         before, self.around = self.around, variables(self.files)
         self._leave(name, "", before, self.around)
         self._leave(name, OUTER, self.outer, self._outer())
@@ -77,7 +94,15 @@ class SideChannels:
 
     def _changed_attribute(self, name: str) -> str:
         """Returns an attribute of leaf ``name`` that code outside of leaves has changed, or ""."""
-        return next((_below(name, at) for at, _ in changed(self.own[name], _own(self.leaves[name]))), "")
+        owners = (name, *self.parts[name])
+        return next((_below(o, at) for o in owners for at, _ in changed(self.own[o], self._of(o))), "")
+
+    def _of(self, owner: str) -> PythonState:
+        """Returns the state of a leaf without modules that others contain too, or of such a module alone."""
+        module = self.shared.get(owner)
+        if module is not None:
+            return _own(module, {*map(id, module.modules())} - {id(module)})
+        return _own(self.leaves[owner], {*map(id, self.shared.values())})
 
     def _changed_variable(self) -> str:
         """Returns a variable that code outside of leaves has changed, or ""."""
@@ -97,10 +122,29 @@ ABSENT, OUTER = object(), "the modules around the leaves"
 HOOKED = "the hooks of"
 
 
-def _own(leaf: nn.Module) -> PythonState:
-    """Returns the Python state of a leaf's modules and hooks, without library hooks, which only observe."""
-    out = snapshot(leaf)
+def _shared(model: nn.Module, leaves: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Returns, by its first name, each module that several leaves contain, nested leaves aside."""
+    first: dict[nn.Module, str] = {}
+    out: dict[str, nn.Module] = {}
+    for name, leaf in model.named_modules():
+        if name not in leaves or any(covers(other, name) for other in leaves if other != name):
+            continue
+        for path, module in leaf.named_modules(prefix=name):
+            if module in first:
+                out[first[module]] = module
+            first.setdefault(module, path)
+    return out
+
+
+def _own(leaf: nn.Module, without: Collection[int] = ()) -> PythonState:
+    """Returns the Python state of a leaf's modules and hooks, without library hooks, which only observe.
+
+    ``without``: the ids of modules that are left out.
+    """
+    out = snapshot(leaf, without)
     for path, module in leaf.named_modules():
+        if id(module) in without:
+            continue
         each = [f for kind in HOOKS for f in vars(module)[kind].values()]
         users = [f for f in each if not library(getattr(f, "__module__", None) or "torch")]
         out.enter(f"{HOOKED} {path}", users)

@@ -85,6 +85,7 @@ class Tracer(Capture):
         self.spans: list[tuple[int, fx.Node]] = []
         self.origins: dict[fx.Node, frozenset[Any]] = {}
         self._last: tuple[Cost, frozenset[int], int] = (NO_COST, frozenset(), 0)
+        self._leaves_around: dict[str, list[str]] = {}
 
     def called(self, node: fx.Node) -> tuple[nn.Module, Any, Any]:
         """Returns the module that ``node`` calls, and its arguments."""
@@ -179,11 +180,20 @@ class Tracer(Capture):
 
     def read(self, name: str) -> None:
         """Refuses an outside read of Python state that a leaf changes: the graph would keep its value."""
-        leaf = min((u for u in self.leaves.values() if covers(u, name)), key=len)  # it runs in one piece
+        inside = self._containing(name.rpartition(".")[0])
         here = self.watch.running
         ours = self.eager and not any(covers(u, here) for u in self.leaves.values())  # it is being copied
-        if not ours and not covers(leaf, here):
-            raise self.refuse(f"it reads {name}, which {leaf} changes as it runs")
+        if not ours and not any(covers(leaf, here) for leaf in inside):
+            raise self.refuse(f"it reads {name}, which {inside[0]} changes as it runs")
+
+    def _containing(self, path: str) -> list[str]:
+        """Returns the leaves that contain the module at ``path``, the outermost first: they run in one piece."""
+        if path not in self._leaves_around:
+            module = self.root.get_submodule(path)
+            self._leaves_around[path] = sorted(
+                (u for u in self.leaves.values() if module in {*self.root.get_submodule(u).modules()}), key=len
+            )
+        return self._leaves_around[path]
 
 
 def origins(value: Any) -> frozenset[Any]:
@@ -247,7 +257,9 @@ def _trace(
     # again, and in evaluation mode: it must do the same, or no stage can run it
     once = variables(modules)
     follow_again = partial(_follow, model, leaves, inputs, counted=counted)
-    again = follow_again(streams=second)
+    again = follow_again(streams=second, check_side_channels=True)
+    tracer.watch.effects.compare(again.watch.effects)
+    _each_fills_its_own(tracer, again)
     numbers.append(values(model, modules))
     if draws_of_python(first, second):
         text = "the forward draws numbers from Python's or numpy's random stream"
@@ -268,8 +280,28 @@ def _trace(
     unentangled(original, {str(n.target): call[1:] for n, call in tracer.calls.items()}, tracer.watch.values)
     _later(tracer, model, leaves, inputs, counted, numbers)
     with evaluating([model]):
-        _evaluated(tracer, follow_again(check_side_channels=True))
+        evaluation = follow_again(check_side_channels=True)
+        if shared_changes(evaluation):
+            _each_fills_its_own(evaluation, follow_again(check_side_channels=True))
+        _evaluated(tracer, evaluation)
     return tracer
+
+
+def shared_changes(tracer: Tracer) -> dict[str, tuple[str, Any]]:
+    """Returns the attributes that leaves change in modules of several leaves: the leaf and the new value."""
+    return {} if tracer.side_channels is None else tracer.side_channels.shared_changes
+
+
+def _each_fills_its_own(first: Tracer, second: Tracer) -> None:
+    """Refuses changes of modules that several leaves contain, unless each copy fills a cache alike.
+
+    A cache changes only in the ``first`` forward, and does not depend on data.
+    """
+    for at, (leaf, value) in shared_changes(first).items():
+        if at in shared_changes(second) or first.watch.effects.by_data(value):
+            text = f"{leaf} changes {at}, of which each stage has a copy"
+            cure = "pass the value as an argument, or name a module in stage_config that contains all of this"
+            raise RequestError((Problem(STAGES, f"{text}; {cure}"),))
 
 
 def _later(
@@ -289,6 +321,7 @@ def _later(
         for age, older in aged(model, names, *numbers):
             try:
                 again = _follow(older, leaves, inputs, counted=counted, check_side_channels=True)
+                _each_fills_its_own(again, again)
                 difference = graph_difference(tracer.graph, again.graph)
                 text = f"the code between the named modules changes ({difference}); move it into a module"
                 key = "model" if difference else ""

@@ -427,13 +427,13 @@ class ForwardObserver(TorchFunctionMode):
                     if isinstance(t, nn.Parameter) and id(t) in self._names:
                         self._use(self._names[id(t)])
                         self._borrow(self._names[id(t)], t)
-                    elif buffer := self.effects.buffer(t):
-                        self._borrow([buffer], t)
+                    elif names := self.effects.buffer_names(t):
+                        self._borrow(names, t)
         return out
 
     def _owned(self, t: Tensor) -> bool:
         """Returns true if the model has ``t`` as a parameter or buffer."""
-        return id(t) in self._names or bool(self.effects.buffer(t))
+        return id(t) in self._names or bool(self.effects.buffer_names(t))
 
     def _inner(self, func: Any, args: Any, kwargs: Any) -> Inner:
         if func is not torch.autograd.grad:

@@ -519,16 +519,24 @@ def _single_node(model: nn.Module, known: ModelStructure, inputs: Sequence[Tenso
 def _single(
     model: nn.Module, known: ModelStructure, inputs: Sequence[TensorSpec], run: Callable[..., Any]
 ) -> tuple[Graph, bool]:
-    model, xs = copied(model), meta(inputs)  # a forward may count or cache
-    meter = ForwardMeter((*model.parameters(), *model.buffers()))
-    with (
-        refusing(model, xs),
-        default_dtype(RUNNING),
-        torch.device("meta"),
-        meter,
-        watching(model, _loaded(known, model), lambda: meter.saved, xs) as watch,
-    ):
-        value = run(model, xs, Observers(meter, watch))
+    model = copied(model)  # a forward may count or cache
+
+    def forward() -> tuple[Any, ForwardMeter, ForwardObserver]:
+        xs = meta(inputs)
+        meter = ForwardMeter((*model.parameters(), *model.buffers()))
+        with (
+            refusing(model, xs),
+            default_dtype(RUNNING),
+            torch.device("meta"),
+            meter,
+            watching(model, _loaded(known, model), lambda: meter.saved, xs) as watch,
+        ):
+            return run(model, xs, Observers(meter, watch)), meter, watch
+
+    value, meter, watch = forward()
+    if watch.effects.changed:
+        with suppress(RequestError):  # then all that the first forward changes may change again
+            watch.effects.compare(forward()[2].effects)
     return _node(known, inputs, value, meter=meter, watch=watch), watch.moved
 
 

@@ -45,12 +45,13 @@ class _Seen:
     """The changes of one tensor.
 
     ``reported``: an operation other than BatchNorm changed it in place, or its memory was replaced, which
-    bypasses autograd. ``once``: only ``ONCE`` has changed it.
+    bypasses autograd. ``once``: only ``ONCE`` has changed it. ``again``: a second forward changes it too.
     """
 
     labels: Labels = NONE
     reported: bool = False
     once: bool = True
+    again: bool = True
     at: dict[str, None] = field(default_factory=dict)
 
 
@@ -151,6 +152,12 @@ class StateEffects(Dispatch):
             self._add(t, frozenset({DATA}))
         for path, module in model.named_modules():
             self.learn(path, module)
+        paths = {id(module): path for path, module in model.named_modules()}
+        for path, module in model.named_modules(remove_duplicate=False):  # several modules may contain one
+            for attr in (*module._parameters, *module._buffers):
+                name = self._first.get(f"{paths[id(module)]}.{attr}".strip("."))
+                if name is not None:
+                    self._also[name].setdefault(f"{path}.{attr}".strip("."))
 
     def mark(self) -> Callable[[], None]:
         """Returns a function that drops everything recorded from now on."""
@@ -166,6 +173,11 @@ class StateEffects(Dispatch):
             self.sparse, self.reads, self.foreign, self.mixed = sparse, reads, foreign, mixed
 
         return back
+
+    def compare(self, second: StateEffects) -> None:
+        """Notes which tensors a ``second`` forward of the same model does not change."""
+        for name, seen in self._seen.items():
+            seen.again = name in second._seen
 
     @property
     def changed(self) -> int:
@@ -271,9 +283,14 @@ class StateEffects(Dispatch):
         with torch._C.DisableTorchFunction():
             return self._writes[self.memory(t)]
 
-    def buffer(self, t: Tensor) -> str:
-        """Returns the name of a buffer of the model; "" for other tensors."""
-        return self._ids.get(id(t), "")
+    def by_data(self, value: Any) -> bool:
+        """Returns true if ``value`` is a tensor that depends on the inputs or on random numbers."""
+        return isinstance(value, Tensor) and DATA in self._of((value,))
+
+    def buffer_names(self, t: Tensor) -> list[str]:
+        """Returns the names of a buffer of the model, the first module's first; none for other tensors."""
+        name = self._ids.get(id(t))
+        return [] if name is None else [*dict.fromkeys((name, *self._also[self._first[name]]))]
 
     def look(self, values: Any) -> None:
         """Notes that Python reads ``values``: everything that the module does now depends on them."""
@@ -378,6 +395,7 @@ class StateEffects(Dispatch):
                 kept=s.reported and n in needed,
                 at=tuple(s.at),
                 once=s.once,
+                cached=not s.again and DATA not in s.labels,
             )
             for n, s in self._seen.items()
         )

@@ -521,12 +521,12 @@ def _between(c: StateChange, p: Placed | None, at: CutModel) -> Why | None:
     """Returns why pipeline stages do not allow this change, and the way out; ``None`` if they do."""
     here = {at.stage_of(m) for m in c.at} - {None}  # glue is already on the stage of what it changes
     owners = set(p.stages) if p is not None else {at.stage_of(owner(n)) for n in c.names}
-    if len(owners) > 1:
+    if len(owners) > 1 and not c.cached:  # each copy fills a cache with the same numbers
         return (
             (f", and stages {_numbers(owners)} each have a copy; put all modules that use it on one stage"),
             "",
         )
-    if here and here != owners:
+    if here and not here <= owners:
         text = f", which is on stage {_numbers(owners)}, in {listed(c.at)} on stage {_numbers(here)}"
         return f"{text}; put both on one stage", ""
     if c.kept:

@@ -137,7 +137,8 @@ def _compiled(module: str, compiled: tuple[str, ...]) -> str:
 
 def _restored(module: str, graph: Graph) -> tuple[str, ...]:
     """Returns the buffers that a second forward of ``module`` would change, by their names inside of it."""
-    names = (n for c in graph.effects.changes if not c.once for n in c.names if covers(module, owner(n)))
+    changes = (c for c in graph.effects.changes if not (c.once or c.cached))
+    names = (n for c in changes for n in c.names if covers(module, owner(n)))
     return tuple(n.removeprefix(f"{module}.") for n in names)
 
 
@@ -167,7 +168,7 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
     for c in graph.effects.changes:
         own = any(here(owner(n)) for n in c.names)
         used = c.read or c.kept or not weights.isdisjoint(c.names) or not own
-        if (own or any(map(here, c.at))) and used and not c.once:
+        if (own or any(map(here, c.at))) and used and not (c.once or c.cached):
             yield f"the model changes {c.name} and uses it, so recomputation would use another value"
     for i in graph.effects.inner_gradients:
         if here(i.module):

@@ -184,7 +184,8 @@ class StateChange:
 
     ``by_data``: its new value depends on the inputs or on random numbers. ``read``: the output depends on its
     old value. ``kept``: it is changed in place, and a backward needs the old value. ``once``: the change is
-    idempotent, as with an embedding's ``max_norm``.
+    idempotent, as with an embedding's ``max_norm``. ``cached``: only the first forward changes it, and not
+    depending on data.
     """
 
     names: tuple[str, ...]
@@ -193,6 +194,7 @@ class StateChange:
     kept: bool
     at: tuple[str, ...]
     once: bool = False
+    cached: bool = False
 
     @property
     def name(self) -> str:
