@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher.data.spec import input_specs, vocab
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 SAMPLES = 8
 """The number of samples to read from a user's data set."""
+SPREAD = 64
+"""The most samples that are read from all over it."""
 
 
 @contextmanager
@@ -44,7 +47,9 @@ def try_samples(
         with world_reads(model.late_world.setdefault):
             mixing, reads = _mixing(job, model, specs), _outside(job, model, specs)
             asks = _identity(job, model, specs)
-        untried = numbers_if_too_large(model.module) if isinstance(job.model, Target) else 0
+        untried = None
+        if isinstance(job.model, Target):
+            untried = numbers_if_too_large(model.module) or (0 if mixing is None else None)
 
         def finished(seen: TracedForward) -> TracedForward:
             known = {query for _, query in seen.graph.effects.world}
@@ -79,7 +84,7 @@ def sample_values(job: Job, model: ModelRead) -> Iterator[None]:
     if not _is_tried(job, model) or model.initial is None:
         yield
         return
-    with using_trial_values(TrialValues(batches(samples(job)), model.initial)):
+    with using_trial_values(TrialValues(batches(samples(job)), model.initial, partial(spread_samples, job))):
         yield
 
 
@@ -95,7 +100,7 @@ def _mixing(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> str | 
 
     one = tuple(replace(s, shape=(1, *s.shape[1:])) for s in specs)
     if one not in model.mixing:
-        model.mixing[one] = mixing(model.module, meta(one))
+        model.mixing[one] = mixing(model.module, meta(one), job.train.batch_size)
     return model.mixing[one]
 
 
@@ -159,6 +164,27 @@ def samples(job: Job) -> tuple[Tensor, ...]:
             out.append(torch.randint(0, most, s.shape, generator=stream))
             out[-1][..., -1] = most - 1  # include the largest id
     return tuple(out)
+
+
+def spread_samples(job: Job, count: int) -> tuple[Tensor, ...]:
+    """Returns inputs from all over the training data; none for data that is read in order, or cannot be.
+
+    There are ``count``, or as many as may be read.
+    """
+    import numpy as np
+
+    if not isinstance(job.data, Target):
+        return ()
+    from launcher.data.open import open_data
+    from launcher.data.torch_datasets.readers import IndexedStream
+
+    source = open_data(job.data, seed=job.seed, allow=job.security.allow).train
+    if isinstance(source, IndexedStream):
+        return ()
+    places = np.linspace(0, len(source) - 1, min(count, SPREAD, len(source))).astype(np.int64)
+    with suppress(RunError):  # a run that reads a bad sample reports its number
+        return tuple(source.inputs(places))
+    return ()
 
 
 def batches(inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], ...]:

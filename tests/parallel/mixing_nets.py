@@ -151,6 +151,23 @@ class Net(nn.Module):
             return x * (x.square().sum(1) >= x.square().sum(1).median())[:, None]
         if self.kind == "dropout before a mean":
             return self.drop(x) - x.mean(0)
+        if self.kind == "more than eight":
+            return x - x.mean(0) if len(x) > 8 else x
+        if self.kind == "groups of six":
+            return (x.view(-1, 6, 6) - x.view(-1, 6, 6).mean(1, keepdim=True)).flatten(0, 1)
+        if self.kind == "classes of one":
+            own = (20 * x[:, 0]).round()
+            others = (own[:, None] == own).fill_diagonal_(False).to(x)
+            return x * ((x @ x.T * others).sum(1) / others.sum(1))[:, None]
+        if self.kind == "mean and draws":
+            self.drawn = torch.multinomial(torch.tensor([0.0, 1.0]), 1)
+            return x - x.mean(0) if self.training else x
+        if self.kind == "draws of the sample":
+            return x + torch.poisson(x.abs() * 40) if self.training else x
+        if self.kind == "no equal ends":
+            if len(x) > 1 and torch.equal(x[0], x[-1]):
+                raise ValueError("the first sample is the last one")
+            return x
         if self.kind == "functional norm":
             return F.batch_norm(x, None, None, training=True)
         return self.drop(x) if self.kind == "dropout" else self.norm(self.b(x))
@@ -174,6 +191,13 @@ class OnlyTrained(Net):
 
     def between(self, x: Tensor) -> Tensor:
         return super().between(x) if self.training else x
+
+
+class Domains(Net):
+    """The class of the first sample chooses the layer for all."""
+
+    def forward(self, x: Tensor, domain: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.experts[int(domain[0])](x)))
 
 
 class Words(Net):

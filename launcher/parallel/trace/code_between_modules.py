@@ -187,12 +187,12 @@ class Tracer(Capture):
             raise self.refuse(f"it reads {name}, which {inside[0]} changes as it runs")
 
     def _containing(self, path: str) -> list[str]:
-        """Returns the leaves that contain the module at ``path``, the outermost first: they run in one piece."""
+        """Returns the leaves that contain the module at ``path``, the outermost first."""
         if path not in self._leaves_around:
             module = self.root.get_submodule(path)
-            self._leaves_around[path] = sorted(
-                (u for u in self.leaves.values() if module in {*self.root.get_submodule(u).modules()}), key=len
-            )
+            leaves = {u: self.root.get_submodule(u) for u in self.leaves.values()}
+            around = (u for u, leaf in leaves.items() if module in {*leaf.modules()})
+            self._leaves_around[path] = sorted(around, key=len)  # the outermost runs in one piece
         return self._leaves_around[path]
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,12 @@ from launcher.parallel.model_state.module_globals import files_of, put_back
 from launcher.parallel.model_state.numbers_outside_weights import aged, values
 from launcher.parallel.trace.python_streams import streams_kept, streams_now
 from launcher.parallel.trace.run_module import in_memory, trial_inputs
-from launcher.parallel.trace.sample_values import FEW, trying
+from launcher.parallel.trace.sample_values import FEW, spread_samples, trying
 from launcher.parallel.trace.tensor_side_effects import FRESH
 
 SAMPLES = 8
+WORK = 1 << 30
+"""A forward of a larger batch may multiply this many numbers: its inputs' elements times the model's."""
 REPEATS = 5
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}
 COARSE = 3e-2
@@ -148,15 +151,33 @@ def numbers_if_too_large(model: nn.Module) -> int:
     return numbers if numbers > FEW else 0
 
 
-def mixing(model: nn.Module, inputs: Sequence[Tensor]) -> str | None:
+def mixing(model: nn.Module, inputs: Sequence[Tensor], batch_size: int = SAMPLES) -> str | None:
     """Returns which value of a sample depends on the others: ``OUTPUT``, ``GRADIENT`` or "".
 
-    ``None`` if the model is too large to try, draws, or fails. ``inputs`` are on meta; their number of
-    samples does not matter.
+    ``None`` if the model is too large to try, or fails. ``inputs`` are on meta; their number of samples does
+    not matter. The first samples are tried, and then up to ``batch_size`` from all over the data: a loss that
+    keeps the hardest ten needs more than ten, and the first samples may all be of one class.
     """
     if not trying() or numbers_if_too_large(model) or not inputs or any(not x.dim() for x in inputs):
         return None
-    some = [torch.empty((SAMPLES, *x.shape[1:]), dtype=x.dtype, device="meta") for x in inputs]
+    first = _tried(model, inputs, SAMPLES, brief=False)
+    count = min(batch_size, _most_samples(model, inputs))
+    if first or count <= 1:
+        return first
+    with spread_samples(count) as known:
+        spread = _tried(model, inputs, count, brief=True) if known or count > SAMPLES else None
+    return first if spread is None else spread
+
+
+def _most_samples(model: nn.Module, inputs: Sequence[Tensor]) -> int:
+    """Returns how many samples a forward may have, so that it takes less than a second."""
+    numbers = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
+    return WORK // max(numbers * sum(x[:1].numel() for x in inputs), 1)
+
+
+def _tried(model: nn.Module, inputs: Sequence[Tensor], count: int, brief: bool) -> str | None:
+    """Returns what ``mixing`` does, for ``count`` samples; ``brief``: with few forwards."""
+    some = [torch.empty((count, *x.shape[1:]), dtype=x.dtype, device="meta") for x in inputs]
     kept = put_back(files_of(model))
     cpu = torch.device("cpu")
 
@@ -168,7 +189,7 @@ def mixing(model: nn.Module, inputs: Sequence[Tensor]) -> str | None:
                 real = in_memory(model).to(dtype)
                 if move:
                     _move(real)
-                return _mixing(real, xs, wide)
+                return _mixing(real, xs, wide, brief)
     return None
 
 
@@ -188,15 +209,15 @@ def _move(model: nn.Module) -> None:
             p.add_(torch.randn(p.shape, generator=stream).to(p.dtype), alpha=STEP)
 
 
-def _mixing(model: nn.Module, xs: list[Tensor], wide: bool) -> str | None:
-    """Compares in training mode, or in evaluation mode if the forward has draws that cannot be fixed.
+def _mixing(model: nn.Module, xs: list[Tensor], wide: bool, brief: bool) -> str | None:
+    """Compares in training mode, or in evaluation mode if two equal forwards differ in training mode.
 
-    Raises ``ArithmeticError`` if an output is not a number.
+    Raises ``ArithmeticError`` if no output is a number.
     """
     for mode in (nullcontext(), evaluating([model])):
         with mode, FixedDraws(wide) as drawn:
-            mixed = _compare(model, xs, drawn)
-            if mixed == "":
+            mixed = _compare(model, xs, drawn, brief)
+            if mixed == "" and not brief:
                 return _in_extremes(model, xs, drawn) or _later(model, xs, drawn)
             if mixed is not None:
                 return mixed
@@ -222,12 +243,12 @@ def _differ_in(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bool:
     A recurrent model with large weights can be chaotic: it turns the rounding of another kernel into
     anything. So weights that are rounded differently must give the same output.
     """
-    before, half = _seed(), SAMPLES // 2
+    before, half = _seed(), len(xs[0]) // 2
     together = run(model, xs)
-    by_row = streams_now() != before
-    pairs = [
-        ([t[-1:] for t in together], [t[-1:] for t in _seeded(model, [x[-1:].expand_as(x) for x in xs])])
-    ]
+    by_row = drawn.drew or streams_now() != before
+    row = slice(1) if drawn.drew else slice(-1, None)  # draws for other rows come first, and may be fewer
+    beside = _seeded(model, [x[row].expand_as(x) for x in xs])
+    pairs = [([t[row] for t in together], [t[row] for t in beside])]
     with suppress(Exception):  # it may accept no other number of samples
         if not by_row:
             pairs.append(([t[:half] for t in together], run(model, [x[:half] for x in xs])))
@@ -268,7 +289,7 @@ def _later(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str:
     """Returns what ``mixing`` does, for samples that mix only after many forwards."""
     for older in _older(model, xs):
         with suppress(Exception):  # the model's code may not allow so many forwards
-            mixed = "" if _remembers(older, xs) else _compare(older, xs, drawn)
+            mixed = "" if _remembers(older, xs) else _compare(older, xs, drawn, brief=False)
             if mixed:
                 return mixed
     return ""
@@ -287,25 +308,27 @@ def _remembers(model: nn.Module, xs: Sequence[Tensor]) -> bool:
     return any(a.shape != b.shape or not torch.equal(a, b) for a, b in zip(*left, strict=True))
 
 
-def _compare(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> str | None:
-    """Returns which value of a sample depends on the others; ``None`` if equal forwards differ, or draw.
+def _compare(model: nn.Module, xs: list[Tensor], drawn: FixedDraws, brief: bool) -> str | None:
+    """Returns which value of a sample depends on the others; ``None`` if equal forwards differ.
 
-    Python's and numpy's streams have the same seeds for each forward, so a draw is no difference. It may be
-    for one row, so then rows keep their places.
+    All random streams have the same seeds for each forward, so a draw is no difference. It may be for one
+    row, so then rows keep their places. A value that is not finite beside some samples must not be finite
+    beside others either: a loss over a class that occurs once divides by zero.
     """
     before = _seed()
     together = run(model, xs)
     by_row = streams_now() != before
-    if any(bool(torch.isnan(t).any()) for t in together):
+    if together and all(bool(torch.isnan(t).all()) for t in together):
         raise ArithmeticError("not a number")
-    if drawn.drew or not alike(together, _seeded(model, xs), drawn.close):
+    if not _same(together, _seeded(model, xs), drawn.close):
         return None
-    if any(not alike(*pair, drawn.close) for pair in _with_others(model, xs, together, by_row)):
+    pairs = _with_others(model, xs, together, _Kept(len(xs[0]), by_row, drawn.drew, brief))
+    if any(not _same(*pair, drawn.close) for pair in pairs):
         # a clock or an address may have given the same results by chance
         again = (_seeded(model, xs) for _ in range(REPEATS))
-        return OUTPUT if all(alike(together, more, drawn.close) for more in again) else None
+        return OUTPUT if all(_same(together, more, drawn.close) for more in again) else None
     with suppress(Exception):  # it may have no backward, or none for such inputs
-        if _own_backward(model, xs) and _backward_mixes(model, xs, drawn):
+        if not brief and _own_backward(model, xs) and _backward_mixes(model, xs, drawn):
             return GRADIENT
     return ""
 
@@ -451,27 +474,49 @@ def _seeded(model: nn.Module, xs: Sequence[Tensor]) -> list[Tensor]:
     return run(model, xs)
 
 
-def _with_others(
-    model: nn.Module, xs: list[Tensor], together: list[Tensor], in_place: bool
-) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """Yields outputs of samples, paired with those of the same samples in another order or batch.
+@dataclass(frozen=True)
+class _Kept:
+    """Which of ``count`` samples keep their rows, while others are replaced.
 
-    ``in_place``: keep the order and the number of rows.
+    ``by_row``: rows keep their places and their number, because Python draws for them. ``drawn``: the same
+    for torch's draws; an operator may draw once more for another row, and all rows after that one then get
+    other numbers. ``brief``: only halves, and one sample alone.
     """
-    places = torch.arange(SAMPLES)
-    if not in_place:
+
+    count: int
+    by_row: bool
+    drawn: bool
+    brief: bool
+
+    @property
+    def in_place(self) -> bool:
+        return self.by_row or self.drawn
+
+    def choices(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields a mask of the rows that are kept, and the samples for the other rows."""
+        places, half, last = torch.arange(self.count), self.count // 2, self.count - 1
+        yield places < half, places % half
+        if not self.drawn:
+            yield places >= half, places % half + half
+        for one in (0,) if self.drawn or self.brief else (0, last):
+            yield places == one, torch.full_like(places, one)
+        for one in () if self.brief else (last,) if self.drawn else (0, last):
+            yield places != one, (places + (places == one)) % self.count
+
+
+def _with_others(
+    model: nn.Module, xs: list[Tensor], together: list[Tensor], kept: _Kept
+) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """Yields outputs of samples, paired with those of the same samples in another order or batch."""
+    if not kept.in_place:
         yield [t.flip(0) for t in together], run(model, [x.flip(0) for x in xs])
-    half = SAMPLES // 2
-    for kept, others in (
-        (places < half, places % half),
-        (places >= half, places % half + half),
-        *((places == one, torch.full_like(places, one)) for one in (0, SAMPLES - 1)),
-        *((places != one, (places + (places == one)) % SAMPLES) for one in (0, SAMPLES - 1)),
-    ):
-        beside = _seeded(model, [x[torch.where(kept, places, others)] for x in xs])
-        yield [t[kept] for t in together], [t[kept] for t in beside]
-    if in_place:
+    for rows, others in kept.choices():
+        places = torch.arange(kept.count)
+        beside = _seeded(model, [x[torch.where(rows, places, others)] for x in xs])
+        yield [t[rows] for t in together], [t[rows] for t in beside]
+    if kept.in_place:
         return
+    half = kept.count // 2
     with suppress(Exception):  # it may accept no other number of samples
         yield [t[:half] for t in together], run(model, [x[:half] for x in xs])
 
@@ -515,6 +560,15 @@ def alike(a: list[Tensor], b: list[Tensor], close: float) -> bool:
     """Returns true if two lists are equal up to rounding; other checks compare shapes."""
     pairs = [(x.double(), y.double()) for x, y in zip(a, b, strict=False) if x.shape == y.shape and x.numel()]
     return all(_close(x, y, close) for x, y in pairs)
+
+
+def _same(a: list[Tensor], b: list[Tensor], close: float) -> bool:
+    """Returns true if two lists are ``alike``, and what is not finite in one is not finite in the other."""
+    for x, y in zip(a, b, strict=False):
+        if x.shape == y.shape and not x.isfinite().equal(y.isfinite()):
+            return False
+    finite = [[t.nan_to_num(0, 0, 0) for t in some] for some in (a, b)]
+    return alike(finite[0], finite[1], close)
 
 
 def _close(a: Tensor, b: Tensor, close: float) -> bool:

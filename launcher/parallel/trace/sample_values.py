@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -46,10 +46,12 @@ class TrialValues:
         batches: batches of the inputs, with samples in dim 0; a larger batch repeats their samples in turn.
             The first batch is tried first; the others may differ in lengths, ids and so on.
         initial: returns the constructor's values of a tensor, by its name.
+        spread: returns up to so many samples from all over the data; none if only the first can be read.
     """
 
     batches: tuple[tuple[Tensor, ...], ...]
     initial: Callable[[str], Tensor]
+    spread: Callable[[int], tuple[Tensor, ...]] = lambda count: ()
 
 
 _TRIAL: ContextVar[TrialValues | None] = ContextVar("trial", default=None)
@@ -63,6 +65,18 @@ def using_trial_values(trial: TrialValues | None) -> Iterator[None]:
         yield
     finally:
         _TRIAL.reset(token)
+
+
+@contextmanager
+def spread_samples(count: int) -> Iterator[bool]:
+    """Makes ``count`` samples from all over the data the only batch; yields false if these are unknown."""
+    trial = _TRIAL.get()
+    spread = trial.spread(count) if trial is not None else ()
+    if trial is None or not spread:
+        yield False
+        return
+    with using_trial_values(replace(trial, batches=(spread,))):
+        yield True
 
 
 def initial(name: str, t: Tensor) -> Tensor | None:

@@ -406,11 +406,12 @@ def remarks(job: Job, skeleton: ModelStructure, graph: Graph, sizes: Sizes) -> l
     if graph.effects.clocks:
         text = f"its output depends on {listed(graph.effects.clocks)}"
         out.append(Note(KEY, f"{text}: no other run gives the same numbers"))
-    if graph.effects.untested_elements and _cuts_batch(sizes):
-        numbers = f"a model of {graph.effects.untested_elements / 1e6:.1f}M numbers"
+    if (untested := graph.effects.untested_elements) is not None and _cuts_batch(sizes):
+        large = f"a model of {untested / 1e6:.1f}M numbers is too large to test"
+        fails = "its forward fails, or is not repeatable, for samples in other batches, which would show"
         text = "whether its samples depend on one another, as in a contrastive loss"
         other = "if they do, another number of data-parallel ranks or micro batches gives other results"
-        out.append(Note(KEY, f"{numbers} is too large to test {text}; {other}"))
+        out.append(Note(KEY, f"{large if untested else fails} {text}; {other}"))
     if (remembered := _remembered(graph)) and _cuts_batch(sizes):
         by = f"from the {many(sizes.micro_batch, 'sample')} of a micro batch and then reads it"
         other = "another number of micro batches gives other results"

@@ -295,7 +295,8 @@ class Effects:
         resets: attributes that make a resumed model compute other results, "" for unknown ones.
         mixing: which value of a sample depends on others of its batch, BatchNorm excepted, "" for none;
             ``None`` if that was not tested.
-        untested_elements: the number of elements of a model that is too large to test.
+        untested_elements: the number of elements of a model that is too large to test; 0 for one whose
+            forward fails in the test or is not repeatable, ``None`` for one that was tested.
         ids_beyond_tables: modules whose table has no row for an id of the data: module, rows of the table,
             the id.
         lookups: inputs that are ids of tables.
@@ -337,7 +338,7 @@ class Effects:
     carried: tuple[MovingAttribute, ...] = ()
     resets: tuple[str, ...] = ()
     mixing: str | None = None
-    untested_elements: int = 0
+    untested_elements: int | None = None
     ids_beyond_tables: tuple[tuple[str, int, int], ...] = ()
     lookups: tuple[EmbeddingLookup, ...] = ()
     clocks: tuple[str, ...] = ()

@@ -32,6 +32,7 @@ MIXING = [
     *("negatives", "mean", "mean and dropout", "dropout before a mean", "capacity", "mixup", "hardest", "slightly"),
     *("divided by its number", "gated from zero", "in half precision"),
     *("later", "later by a dict", "later by a buffer", "bound"),
+    *("more than eight", "groups of six", "classes of one", "mean and draws"),
 ]
 
 
@@ -137,6 +138,28 @@ def test_a_model_too_large_to_try_is_noted_where_the_batch_is_cut(monkeypatch):
     assert notes(net("negatives", {})) == []
 
 
+def test_samples_from_all_over_the_data_are_tried():
+    """The first samples are of one class, as in a data set that is sorted."""
+    torch.manual_seed(0)
+    real, x = mixing_nets.Domains(""), torch.randn(16, 6)
+    domain = torch.arange(16) // 8
+
+    def tried(**more: Any) -> str | None:
+        first = ((x[:8], domain[:8]),)
+        with using_trial_values(TrialValues(first, lambda name: real.get_parameter(name).detach(), **more)):
+            return mixing(copy.deepcopy(real).to("meta"), [x[:1].to("meta"), domain[:1].to("meta")], 16)
+
+    assert tried() == ""
+    assert tried(spread=lambda count: (x[:count], domain[:count])) == "its output for a sample"
+
+
+def test_a_model_that_fails_in_other_batches_is_noted_where_the_batch_is_cut():
+    for cut in CUTS.values():
+        (note,) = notes(net("no equal ends", cut))
+        assert note.startswith("its forward fails, or is not repeatable, for samples in other batches, which would show")
+    assert notes(net("no equal ends", {})) == []
+
+
 def test_the_cure_for_mixed_samples_is_planned():
     cured = {"pipeline": {"micro_batch_num": 1}}
     assert notes(net("negatives", cured)) == notes(net("negatives", {}))
@@ -155,7 +178,7 @@ def test_an_undivided_batch_of_mixed_samples_is_noted(kind):
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("kind", [
     "functional norm", "layer norm", "dropout", "experts", "experts and dropout", "turned round", "clipped by sample",
-    "recomputed", "counts", "chaos",
+    "recomputed", "counts", "chaos", "draws of the sample",
 ])  # fmt: skip
 def test_models_that_do_not_mix_samples_get_no_note(kind, cut):
     counting = "the forward changes calls once for each of 2 micro batches of a step, and then reads it"
