@@ -11,7 +11,7 @@ from launcher.checkpoint.layout.derive_strategy import strategy_of_plan, strateg
 from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.manifest import NoManifest
 from launcher.checkpoint.read import Checkpoint, open_checkpoint
-from launcher.checkpoint.store import encrypted, latest, passed_over
+from launcher.checkpoint.store import encrypted, incomplete, latest, passed_over
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.components import Optim
 from launcher.job.schema.job import Job
@@ -101,13 +101,18 @@ def _closed(key: str, path: Path, job: Job) -> list[Problem]:
 def own(job: Job, run: Path) -> Path | None:
     """Returns the newest complete checkpoint of ``run``.
 
-    Raises ``RequestError`` if that cannot be determined.
+    Raises ``RequestError`` if that cannot be determined, or if ``run`` has checkpoints and none is complete.
     """
     try:
-        return latest(run / "checkpoints", trust(job))
+        newest = latest(run / "checkpoints", trust(job))
+        flaws = incomplete(run / "checkpoints") if newest is None else []
     except (ValueError, OSError) as error:
         text = f"{run}: cannot resume from this run folder: {error}"
         raise RequestError((Problem("run_dir", text),)) from error
+    if flaws:
+        text = f"{run}: cannot resume from this run folder: {flaws[0]}; restore that folder, or move it away"
+        raise RequestError((Problem("run_dir", text),))
+    return newest
 
 
 def _own(job: Job) -> Path | None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.store import complete_ones, latest
+from launcher.checkpoint.store import complete_ones, incomplete, latest
 from launcher.console import say
 from launcher.errors import DONE, Problem, RequestError, RunError, error_text, printable
 from launcher.plan.values.text import bytes_text, many, scaled, seconds_text
@@ -137,8 +137,10 @@ def _status(run: Path, status: dict[str, Any]) -> Iterator[str]:
     """Yields the progress, what Slurm reports of the job, and the newest checkpoint."""
     state, manifest = status.get("status"), _manifest(run)
     yield from (f"{run}: {line}" if n == 0 else line for n, line in enumerate(progress(run)))
-    if (newest := _newest(run / "checkpoints")) is not None:
+    newest = _newest(run / "checkpoints")
+    if newest is not None:
         yield f"newest checkpoint: {newest.name}"
+    yield from incomplete(run / "checkpoints", newest)
     if (number := _job(run, status)) is not None:
         yield f"job {number} of Slurm: {_slurm_state(number)}"
     if manifest is not None and state in (*ALIVE, WRITTEN):
