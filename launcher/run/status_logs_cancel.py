@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -284,6 +285,12 @@ def _last_row(path: Path) -> dict[str, Any] | None:
 
 
 def _number(row: Mapping[str, Any], name: str) -> bool:
-    """Returns true if a figure is a number or missing; a loss may be ``null``."""
+    """Returns true if a figure is a finite number or missing; a loss may be ``null`` or negative."""
     value = row.get(name, 0)
-    return type(value) in (int, float) or (name == "loss" and value is None)
+    if value is None or name == "loss":
+        return name == "loss" and (value is None or _finite(value))
+    return _finite(value) and value >= 0
+
+
+def _finite(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
