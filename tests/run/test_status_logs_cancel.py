@@ -380,7 +380,16 @@ def test_a_link_in_the_place_of_the_lock_is_a_line(
     )
 
 
-@pytest.mark.parametrize("row", ['{"loss": 1}', '{"loss": true, "step": 1}', '{"loss": 1, "step": 1, "step_ms": null}', '{"loss": 1e999, "step": 2}', '{"loss": 1, "step": -5}'])
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"loss": 1}',
+        '{"loss": true, "step": 1}',
+        '{"loss": 1, "step": 1, "step_ms": null}',
+        '{"loss": 1e999, "step": 2}',
+        '{"loss": 1, "step": -5}',
+    ],
+)
 def test_a_row_without_its_figures_is_passed_over(tmp_path: Path, row: str, capsys: pytest.CaptureFixture[str]) -> None:
     write_status(tmp_path, status="done")
     (tmp_path / "metrics.jsonl").write_text(f'{{"loss": 2.0, "step": 1, "step_ms": 5}}\n{row}\n')
