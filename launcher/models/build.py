@@ -16,8 +16,8 @@ from launcher.models.small import EmbeddingAndHead, Network, ResidualNetwork
 def build_model(settings: Model, allow: tuple[str, ...] = ()) -> nn.Module:
     """Builds the model on the default device (``meta`` too) in the default dtype.
 
-    If that is float64, a user's model is converted as by ``model.double()``. ``allow`` lists the packages that
-    ``_target_`` may name.
+    If that is float64, a user's model is converted as by ``model.double()``. ``allow`` lists the packages
+    that ``_target_`` may name.
     """
     settings, _ = resolve(settings)
     made = _without_adapters(settings, allow)
