@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from launcher.job.schema.steps import Load, Save, Train
-from launcher.steps.on_ranks import _loaded_before
+from launcher.plan.resolve.encryption import ANYONE
+from launcher.steps.on_ranks import _again, _loaded_before
 
 SIX = SimpleNamespace(sizes=SimpleNamespace(steps=6))
 
@@ -36,3 +38,14 @@ def test_a_load_is_skipped_only_if_the_weights_come_after_it(verbs, start, now, 
     job: Any = SimpleNamespace(steps={name: kinds[name] for name in verbs.split()})
     live: Any = SimpleNamespace(step=now, loaded=loaded, plan=SIX)
     assert _loaded_before(live, job, "load", start) is skipped
+
+
+def test_a_restarted_attempt_names_an_incomplete_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints" / "step-000002"
+    folder.mkdir(parents=True)
+    said: list[dict[str, Any]] = []
+    live: Any = SimpleNamespace(trust=ANYONE, world=SimpleNamespace(rank=0, size=1), emit=said.append)
+    todo: Any = SimpleNamespace(folder=tmp_path, before=None, resume=None)
+    assert _again(live, todo) is None
+    why = f"{folder}: incomplete checkpoint: it has no manifest.json, which is written last"
+    assert said == [{"text": f"a checkpoint is skipped: {why}"}]
