@@ -124,6 +124,7 @@ class Observed:
     unsteady: tuple[str, ...]
     mixed: tuple[str, ...]
     batch_dependent: bool
+    reads_values: bool = False
     lookups: tuple[EmbeddingLookup, ...] = ()
 
 
@@ -437,6 +438,7 @@ def _observed(model: TracedModel, traits: OptimizerTraits | None) -> Observed:
         unsteady=evaluation.unsteady(model.skeleton, model.graph),
         mixed=effects.mixed,
         batch_dependent=bool(effects.changes or effects.mixed),
+        reads_values=bool(model.graph.value_readers),
         lookups=effects.lookups,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -31,7 +31,7 @@ from launcher.parallel.trace.code_between_modules import (
     trace_ours,
 )
 from launcher.parallel.trace.forward_observer import ForwardObserver, watching
-from launcher.parallel.trace.memory_and_gradients import gradients, memory
+from launcher.parallel.trace.memory_and_gradients import GraphNodeGradients, gradients, memory
 from launcher.parallel.trace.module_kinds import kind_of
 from launcher.parallel.trace.parameter_roles import param_roles
 from launcher.parallel.trace.run_module import Observers, needs_values, run_module
@@ -307,8 +307,23 @@ def facts(tracer: Tracer, known: ModelStructure) -> Graph:
         out.append(node)
 
     graph = Graph(tuple(out), **watched)
+    late = dict.fromkeys(name for aged in tracer.aged for name in _other_gradients(tracer, aged, arriving))
+    graph = replace(graph, effects=replace(graph.effects, late_gradients=tuple(late)))
     other = tracer.evaluation
     return graph if other is None else _evaluated(graph, _effects(other.watch, _returned(other), other.meter))
+
+
+def _other_gradients(
+    tracer: Tracer, aged: Tracer, arriving: Mapping[fx.Node, GraphNodeGradients]
+) -> Iterator[str]:
+    """Yields the values that get a gradient in only one of two traces of the same code."""
+    later = gradients(aged, memory(aged))
+    for n, m in zip(tracer.graph.nodes, aged.graph.nodes, strict=False):
+        yield from arriving[n].inputs ^ later[m].inputs
+        pair = tensors(tracer.values[n]), tensors(aged.values[m])
+        learns = [[t.requires_grad for t in some] for some in pair]
+        if learns[0] != learns[1] or arriving[n].idle != later[m].idle:
+            yield n.name
 
 
 def _backward(tracer: Tracer, node: fx.Node, backwards: BackwardMeter) -> Backward:
@@ -414,6 +429,7 @@ def _effects(watch: ForwardObserver, output: Any, meter: ForwardMeter) -> Effect
         inside_modes=tuple(watch.under.items()),
         hooks=tuple(watch.hooks),
         mixed=tuple(watch.effects.mixed),
+        normalizing=tuple(watch.effects.mixed),
         draws=tuple(watch.effects.draws),
         dropouts=tuple(n for n in watch.effects.draws if n in watch.effects.dropouts),
         saves_unfilled=tuple(watch.effects.saves_unfilled),
@@ -534,7 +550,7 @@ def _single(
             return run(model, xs, Observers(meter, watch)), meter, watch
 
     value, meter, watch = forward()
-    if watch.effects.changed:
+    if watch.effects.changed and not watch.looks:  # otherwise a forward is slow
         with suppress(RequestError):  # then all that the first forward changes may change again
             watch.effects.compare(forward()[2].effects)
     return _node(known, inputs, value, meter=meter, watch=watch), watch.moved

@@ -116,6 +116,11 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
             text = f"{module} has a Python reference to {owner(name)} and shares its weight {name}"
             text += f", but they run on stages {stage} and {other}, each with a copy"
             yield Problem(KEY, f"{text}; keep only the weight, or put both modules on one stage")
+    for c in (c for row in at.boundaries for c in row if c.name in graph.effects.late_gradients):
+        text = f"whether {c.name} needs a gradient changes after many forwards, but a stage sends it either"
+        text += " always with its gradient or never"
+        cure = "keep the modules that make and use it on one stage, or change requires_grad of its weights"
+        yield Problem(KEY, f"{text}; {cure}")
     for module in graph.effects.grad_reads:
         text = (
             f"{_where(module)} reads the .grad of a weight or buffer, but each rank has only its own "
@@ -421,9 +426,10 @@ def remarks(job: Job, skeleton: ModelStructure, graph: Graph, sizes: Sizes) -> l
             by = f"once for each of {sizes.micros} micro batches of a step, and then reads it"
             other = "another number of micro batches gives other results"
             out.append(Note(KEY, f"the {what} changes {listed(counted)} {by}: {other}"))
-    if skeleton.traits.batch_norms and _cuts_batch(sizes):
+    norms = dict.fromkeys((*skeleton.traits.batch_norms, *map(_where, graph.effects.normalizing)))
+    if norms and _cuts_batch(sizes):
         text = f"normalizes by the {many(sizes.micro_batch, 'sample')} of a rank's micro batch, not by all"
-        names = listed(skeleton.traits.batch_norms)
+        names = listed([*norms])
         other = "another number of data-parallel ranks or micro batches gives other results"
         out.append(Note(KEY, f"BatchNorm ({names}) {text} {sizes.global_batch}: {other}"))
     return out
@@ -530,7 +536,7 @@ def _between(c: StateChange, p: Placed | None, at: CutModel) -> Why | None:
     if here and not here <= owners:
         text = f", which is on stage {_numbers(owners)}, in {listed(c.at)} on stage {_numbers(here)}"
         return f"{text}; put both on one stage", ""
-    if c.kept:
+    if c.kept and not c.cached:
         text = " in place, and the backward of another micro batch still needs the old values"
         return f"{text}; compute with a copy, {c.name.rpartition('.')[2]}.clone()", ""
     return None

@@ -283,6 +283,7 @@ class Effects:
             of torch, each with a description of it.
         evaluated: what a forward in evaluation mode changes.
         mixed: modules that normalize over the samples of their batch in evaluation mode.
+        normalizing: modules that call torch's batch norm with the statistics of their batch in training.
         draws: modules that draw random numbers from a torch generator in training.
         dropouts: modules among these that draw for dropout only, which can be switched off.
         saves_unfilled: modules with an operation that saves a tensor for the backward before it fills it.
@@ -292,6 +293,8 @@ class Effects:
         seeds: modules that seed torch's global stream, "" for the code between the named modules; known where
             stages run them.
         carried: attributes that carry Python state from one forward or backward to the next.
+        late_gradients: values of the code between modules that need a gradient only in early or only in later
+            forwards.
         resets: attributes that make a resumed model compute other results, "" for unknown ones.
         mixing: which value of a sample depends on others of its batch, BatchNorm excepted, "" for none;
             ``None`` if that was not tested.
@@ -328,6 +331,7 @@ class Effects:
     inside_modes: tuple[tuple[str, str], ...] = ()
     evaluated: tuple[StateChange, ...] = ()
     mixed: tuple[str, ...] = ()
+    normalizing: tuple[str, ...] = ()
     draws: tuple[str, ...] = ()
     dropouts: tuple[str, ...] = ()
     saves_unfilled: tuple[str, ...] = ()
@@ -336,6 +340,7 @@ class Effects:
     global_draws: bool = False
     seeds: tuple[str, ...] = ()
     carried: tuple[MovingAttribute, ...] = ()
+    late_gradients: tuple[str, ...] = ()
     resets: tuple[str, ...] = ()
     mixing: str | None = None
     untested_elements: int | None = None
