@@ -28,6 +28,7 @@ from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.base import yaml_text
 from launcher.job.schema.did_you_mean import nearest
 from launcher.job.schema.job import Job
+from launcher.job.schema.paths import unusable
 from launcher.job.schema.redact import HIDDEN, secret
 from launcher.job.schema.redact import text as redacted
 from launcher.job.schema.steps import named
@@ -175,6 +176,7 @@ def _config_files(
             typed = tuple(Override(t.key, path.stem, t.text) if t is o else t for t in typed)
         else:
             why = "its name must end in .yaml" if path.is_file() else "there is no such file"
+            why = unusable(o.value) or why
             problems.append(Problem("recipe", f"{o.value}: {why}", _file_meant(o.value)))
             typed = tuple(t for t in typed if t is not o)
 

@@ -202,7 +202,9 @@ def _of_command_line(job: Job) -> Iterator[Problem]:
         yield Problem("show", f"{job.show}: run_job runs the job; leave it out, or print plan_job(job)")
     if job.sweep.over:
         keys = ", ".join(job.sweep.over)
-        yield Problem("sweep.over", f"{keys}: run_job runs one job; call it for each value, or run launcher -m")
+        yield Problem(
+            "sweep.over", f"{keys}: run_job runs one job; call it for each value, or run launcher -m"
+        )
 
 
 def follow_rank_0(timeout_s: Callable[[], float] = lambda: Launch().timeout_s) -> int:
