@@ -183,9 +183,9 @@ def run_request(request: Request, words: Sequence[str], others: FollowerRanks | 
 def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Plans ``job``, runs its steps and returns their results.
 
-    The job is complete: ``recipe`` only records what it was composed from. Raises ``RequestError`` before anything is started or written, ``RunError`` if the run failed,
-    ``Interrupted`` if a signal stopped it. Under torchrun or srun only rank 0 calls it; the others call
-    ``follow_rank_0``.
+    The job is complete: ``recipe`` only records what it was composed from. Raises ``RequestError`` before
+    anything is started or written, ``RunError`` if the run failed, ``Interrupted`` if a signal stopped it.
+    Under torchrun or srun only rank 0 calls it; the others call ``follow_rank_0``.
     """
     from launcher.job.compose import Request  # imports Hydra, which joining ranks do not need
     from launcher.job.origins import Origins

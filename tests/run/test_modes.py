@@ -128,9 +128,7 @@ def test_run_job_returns_the_figures_of_the_run(tmp_path, capsys):
     ({"sweep": Sweep(over={"optim.lr": [0.1, 0.2], "seed": [0, 1]})},
      "sweep.over: optim.lr, seed: run_job runs one job; call it for each value, or run launcher -m"),
 ])  # fmt: skip
-def test_run_job_refuses_what_only_the_command_can_do(
-    setting: dict[str, Any], text: str, tmp_path: Path
-) -> None:
+def test_run_job_refuses_what_only_the_command_can_do(setting: dict[str, Any], text: str, tmp_path: Path) -> None:
     job = compose([*TINY, f"run_dir={tmp_path}/run"]).job.model_copy(update=setting)
     with pytest.raises(RequestError, match=f"^{re.escape(text)}$"):
         run_job(job)
