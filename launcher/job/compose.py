@@ -152,7 +152,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
         job, unknown = sweep_grid.named_operators(job, configs)
         problems += unknown
     if job is None or problems:
-        relevant = _relevant(problems, misspelled)
+        relevant = [trust.without_moves(p, origins) for p in _relevant(problems, misspelled)]
         raise BadRequest(with_group_cures(relevant, typed, origins), origins)
     return Request(job, data, origins, tuple(overrides), tuple(trust.code(data, origins)))
 
