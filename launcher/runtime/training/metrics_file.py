@@ -59,7 +59,9 @@ class Metrics:
         try:
             self._flush()
             if self._table is not None:
-                write_csv(read(self._path), self._table)
+                with named_errors(self._path, 0):
+                    rows = read(self._path)
+                write_csv(rows, self._table)
         except Unwritten as full:
             if error is None:
                 raise
