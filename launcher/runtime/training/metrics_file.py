@@ -137,7 +137,8 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except ValueError:  # zeros, if the file grew but its data never reached the disk
         return None
-    return row if isinstance(row, dict) else None
+    placed = isinstance(row, dict) and all(type(row.get(key, 0)) is int for key in ("step", "after"))
+    return row if placed else None
 
 
 def _place(row: Mapping[str, Any]) -> Place:
