@@ -362,12 +362,17 @@ def passed_over(newest: Path) -> list[str]:
     A killed run does not leave one, because a folder gets its name only when it is complete. One more
     text is returned if ``latest`` names a folder that does not exist.
     """
-    above = takewhile(lambda path: path != newest, _steps(newest.parent))
-    flaws = [why for why in map(_flaw, above) if why]
+    flaws = incomplete(newest.parent, newest)
     pointer = read_latest(newest.parent)
     if pointer is not None and not (newest.parent / pointer.name).is_dir():
         flaws.append(f"{newest.parent / LATEST} names {pointer.name}, which does not exist")
     return flaws
+
+
+def incomplete(checkpoints: Path, newest: Path | None = None) -> list[str]:
+    """Returns why each incomplete checkpoint is incomplete: of a higher step than ``newest``, or all."""
+    above = takewhile(lambda path: path != newest, _steps(checkpoints))
+    return [why for why in map(_flaw, above) if why]
 
 
 def _flaw(folder: Path) -> str:

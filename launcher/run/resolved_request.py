@@ -127,5 +127,6 @@ def _done(job: Job, config: str, overrides: Sequence[str]) -> tuple[str, ...]:
         return ()
     key, where = run_location(job)
     unwritable = run_folder.check_writable(where, key)
-    refuse([p for p in [run_folder.check_entries(where)] if p])
+    foreign = run_folder.check_own_folder(where) if key == "run_dir" else None
+    refuse([p for p in [foreign or run_folder.check_entries(where)] if p])
     return () if unwritable else status_record.done(job, overrides, config)

@@ -11,7 +11,7 @@ from launcher.checkpoint.layout.derive_strategy import strategy_of_plan, strateg
 from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.manifest import NoManifest
 from launcher.checkpoint.read import Checkpoint, open_checkpoint
-from launcher.checkpoint.store import encrypted, latest, passed_over
+from launcher.checkpoint.store import encrypted, incomplete, latest, passed_over
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.components import Optim
 from launcher.job.schema.job import Job
@@ -113,11 +113,17 @@ def own(job: Job, run: Path) -> Path | None:
 def _own(job: Job) -> Path | None:
     """Returns the checkpoint that a run in ``run_dir`` resumes from.
 
-    Returns ``None`` while another launcher runs there.
+    Returns ``None`` while another launcher runs there. Raises ``RequestError`` as ``own`` does, and if all
+    checkpoints there are damaged: the training would start again from its first step.
     """
     if job.run_dir is None or job.checkpoint.resume != "auto" or _busy(Path(job.run_dir)):
         return None
-    return own(job, Path(job.run_dir))
+    run = Path(job.run_dir)
+    newest = own(job, run)
+    if newest is None and (damaged := incomplete(run / "checkpoints")):
+        text = f"{run}: cannot resume from this run folder: {damaged[0]}"
+        raise RequestError((Problem("run_dir", f"{text}; checkpoint.resume=never starts a new training"),))
+    return newest
 
 
 def _busy(run: Path) -> bool:

@@ -89,6 +89,15 @@ def check_entries(run: Path) -> Problem | None:
     return Problem("run_dir", f"{run} is not a run folder: {'; '.join(wrong)}") if wrong else None
 
 
+def check_own_folder(run: Path) -> Problem | None:
+    """Returns the problem of a folder that cannot be that of one run: the root, or the home of the user."""
+    absolute = os.path.realpath(run)
+    if absolute not in (os.sep, os.path.realpath(os.path.expanduser("~"))):
+        return None
+    kind = "the root folder" if absolute == os.sep else "your home folder"
+    return Problem("run_dir", f"{run}: is {kind}; a run writes its files into a folder of its own")
+
+
 def linked(key: str, folder: Path, kind: str, bad_links: Sequence[Path]) -> Problem:
     """Returns the problem of a ``folder`` that has ``bad_links`` in it. ``kind``: what it should be."""
     more = f" and {len(bad_links) - 3} more" if len(bad_links) > 3 else ""
@@ -156,7 +165,8 @@ def write_status(run: Path, opened: int | None = None, /, **fields: Any) -> None
         ):
             file.write(data)
             file.truncate()
-        os.replace(NEXT_STATUS, STATUS, src_dir_fd=at, dst_dir_fd=at)
+        with named_errors(run / STATUS, len(data)):
+            os.replace(NEXT_STATUS, STATUS, src_dir_fd=at, dst_dir_fd=at)
     except OSError:
         with suppress(FileNotFoundError):
             os.unlink(NEXT_STATUS, dir_fd=at)

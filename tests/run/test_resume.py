@@ -177,6 +177,20 @@ manifest.json, which is written last
     assert not runs.exists()
 
 
+def test_a_run_whose_only_checkpoint_is_damaged_does_not_begin_again(straight, tmp_path, capsys, monkeypatch):
+    stopped(straight, tmp_path / "run", 4)
+    monkeypatch.chdir(tmp_path)
+    path = Path("run/checkpoints/step-000004")
+    (path / "manifest.json").unlink()
+    shutil.rmtree("run/checkpoints/step-000002")
+    assert main([*TINY, "run_dir=run", "show=plan"]) == 2
+    assert (
+        f"  run_dir = run: cannot resume from this run folder: {path}: incomplete checkpoint: it has no manifest.json, "
+        "which is written last; checkpoint.resume=never starts a new training\n"
+    ) in capsys.readouterr().err
+    assert main([*TINY, "run_dir=run", "checkpoint.resume=never", "show=plan"]) == 0
+
+
 def test_a_checkpoint_of_another_model_is_refused(straight, tmp_path, capsys):
     path, runs = straight / "checkpoints" / "step-000002", tmp_path / "runs"
     assert main([*TINY, f"runs={runs}", f"checkpoint.resume={path}", "model=tied_pair", "model.dim=16"]) == 2

@@ -59,7 +59,9 @@ class Metrics:
         try:
             self._flush()
             if self._table is not None:
-                write_csv(read(self._path), self._table)
+                with named_errors(self._path, 0):
+                    rows = read(self._path)
+                write_csv(rows, self._table)
         except Unwritten as full:
             if error is None:
                 raise
@@ -135,7 +137,8 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except ValueError:  # zeros, if the file grew but its data never reached the disk
         return None
-    return row if isinstance(row, dict) else None
+    placed = isinstance(row, dict) and all(type(row.get(key, 0)) is int for key in ("step", "after"))
+    return row if placed else None
 
 
 def _place(row: Mapping[str, Any]) -> Place:

@@ -34,7 +34,7 @@ def test_rows_from_the_resumed_step_on_are_written_again(path):
     assert read(path) == [*ROWS[:3], {"step": 4, "loss": 9.0}]
 
 
-@pytest.mark.parametrize("tail", [b'{"step": 6, "lo', b"\0\0\0\0\n", b"[1]\n", b'{"step": 6}'])
+@pytest.mark.parametrize("tail", [b'{"step": 6, "lo', b"\0\0\0\0\n", b"[1]\n", b'{"step": 6}', b'{"step": "x"}\n'])
 def test_a_torn_tail_is_cut_off(path, tail):
     with path.open("ab") as file:
         file.write(tail)
