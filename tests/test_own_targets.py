@@ -106,7 +106,7 @@ REFUSED = {
     "a square": (
         trained({"_target_": "Returned", "how": "tensor"}, {"shape": [5, 6], "target": [5], "classes": 5}),
         "data: for 8 samples targets are int64 (8, 5) and the model's output is float64 (8, 5, 5): its classes may "
-        "be on dim 1 or on dim 2; choose sizes that differ",
+        "be on dim 1 or on dim 2; choose sizes that differ, or name a loss of your own in loss._target_",
     ),
     "floating targets": (
         returned("tensor", dtype="float32"),

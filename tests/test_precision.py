@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from launcher.errors import RunError
+from launcher.errors import RequestError, RunError
 from launcher.job.schema.job import Job
 from launcher.objective.losses import cross_entropy
 from launcher.parallel.local_tensors import local
@@ -26,7 +27,9 @@ from launcher.runtime.training.loss_scaling import Scaling
 from launcher.steps import train
 from launcher.steps.model.build_session import build as build_session
 from tests.parallel.counting import assert_as_planned
+from tests.parallel.named_dtype_nets import Named
 from tests.parity import Outcome, assert_same, batch, job, own, plain, rank_train, under_layout, whole
+from tests.parity.reference import accumulate
 from tests.ranks import DRAWN, on_ranks
 from tests.tiers import some
 
@@ -196,3 +199,26 @@ def test_clipped_steps_keep_the_weights_in_fp32_and_the_copies_equal(precision):
     ranks = on_ranks(plan.sizes.grid.size, rank_train, j, plan, 3, 0.5)
     got = whole(plan, [p for held in ranks for p in held])
     assert {t.dtype for t in got.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("layout", ["one process", "level3", "2 stages"])
+def test_a_model_whose_constructor_names_dtypes_trains_in_fp64_as_its_double(layout: str) -> None:
+    j = own("named_dtype_nets.Named", [6], stages=1, parallel=LAYOUTS[layout])
+    plan, got = under_layout(j)
+    assert {p.spec.dtype for p in plan.params} == {"float64", "int8", "bool"}
+    model = Named().double()
+    model.load_state_dict(plain(j, plan).state_dict())
+    loss = accumulate(model, *batch(j, plan), 1)
+    grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt().item()
+    buffers = {p.name: model.get_buffer(p.name) for p in plan.params if p.buffer}
+    assert_same(got, Outcome(loss, norm, grads, buffers), 1e-12)
+
+
+def test_a_weight_of_another_dtype_than_the_others_is_named() -> None:
+    with pytest.raises(RequestError) as refused:
+        plan_job(own("named_dtype_nets.Doubled", [6], stages=1, train__precision="fp32"))
+    assert re.sub(r":\d+\)", ")", str(refused.value)) == (
+        "model: the forward calls mm of float32 and float64 (named_dtype_nets.py), which torch rejects; the "
+        "constructor names the dtype of weight (float64); create such weights in torch's default dtype, float32 here"
+    )

@@ -189,8 +189,9 @@ def commit(
     """Makes the files that the ranks wrote the newest checkpoint.
 
     One rank calls this after ``write_rank`` has returned on all ranks. A complete checkpoint of the same name
-    is replaced if it is of the same training, else renamed (``replaced-step-000100``). The file ``latest`` is
-    written last; until then it names the previous checkpoint.
+    is replaced if it is of the same training; anything else of that name, also an incomplete checkpoint, is
+    renamed (``replaced-step-000100``). The file ``latest`` is written last; until then it names the previous
+    checkpoint.
 
     Args:
         partial_folder: The folder that the ranks wrote to, ``partial(final_folder)``.
@@ -199,7 +200,7 @@ def commit(
         state: Any value that JSON can represent.
     """
     seal(partial_folder, records, state)
-    if complete(final_folder) and not _same_training(final_folder, state):
+    if os.path.lexists(final_folder) and not _same_training(final_folder, state):
         final_folder.rename(_free_name(final_folder))
     publish(partial_folder, final_folder)
     point(final_folder, records[0].key)
@@ -356,23 +357,26 @@ def complete_ones(checkpoints: Path) -> list[Path]:
     return [path for path, _ in _complete_steps(checkpoints)]
 
 
+def incomplete(checkpoints: Path, newest: Path | None = None) -> list[str]:
+    """Returns why each incomplete checkpoint is incomplete, only those of a higher step than ``newest``.
+
+    A killed run does not leave one, because a folder gets its name only when it is complete: its files have
+    been changed or deleted since, or a copy of it was interrupted.
+    """
+    above = takewhile(lambda path: path != newest, _steps(checkpoints))
+    return [why for why in map(_flaw, above) if why]
+
+
 def passed_over(newest: Path) -> list[str]:
     """Returns why each incomplete checkpoint of a higher step than ``newest`` is incomplete.
 
-    A killed run does not leave one, because a folder gets its name only when it is complete. One more
-    text is returned if ``latest`` names a folder that does not exist.
+    One more text is returned if ``latest`` names a folder that does not exist.
     """
     flaws = incomplete(newest.parent, newest)
     pointer = read_latest(newest.parent)
     if pointer is not None and not (newest.parent / pointer.name).is_dir():
         flaws.append(f"{newest.parent / LATEST} names {pointer.name}, which does not exist")
     return flaws
-
-
-def incomplete(checkpoints: Path, newest: Path | None = None) -> list[str]:
-    """Returns why each incomplete checkpoint is incomplete: of a higher step than ``newest``, or all."""
-    above = takewhile(lambda path: path != newest, _steps(checkpoints))
-    return [why for why in map(_flaw, above) if why]
 
 
 def _flaw(folder: Path) -> str:
@@ -421,8 +425,7 @@ def prune(checkpoints: Path, keep: int, best: int | None = None) -> tuple[Path, 
 
     last = _pointed(checkpoints)
     state = {} if last is None else _read_state(last)
-    others = [path for path in _steps(checkpoints) if path != last and complete(path)]
-    others = [path for path in others if _same_training(path, state)]
+    others = [path for path in _steps(checkpoints) if path != last and _same_training(path, state)]
     gone = tuple(path for path in others[keep - 1 :] if step_of(path) != best)
     for folder in gone:
         remove(folder)
@@ -430,9 +433,9 @@ def prune(checkpoints: Path, keep: int, best: int | None = None) -> tuple[Path, 
 
 
 def _same_training(folder: Path, state: Mapping[str, Any]) -> bool:
-    """Returns true if a complete checkpoint can be read and is of the same training as ``state``."""
+    """Returns true if the checkpoint is complete, can be read and is of the same training as ``state``."""
     try:
-        return bool(_read_state(folder).get(TRAINING) == state.get(TRAINING))
+        return complete(folder) and bool(_read_state(folder).get(TRAINING) == state.get(TRAINING))
     except (ValueError, OSError):
         return False
 

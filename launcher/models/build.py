@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from launcher.job.schema.components import Model
@@ -15,7 +16,8 @@ from launcher.models.small import EmbeddingAndHead, Network, ResidualNetwork
 def build_model(settings: Model, allow: tuple[str, ...] = ()) -> nn.Module:
     """Builds the model on the default device (``meta`` too) in the default dtype.
 
-    ``allow`` lists the packages that ``_target_`` may name.
+    If that is float64, a user's model is converted as by ``model.double()``. ``allow`` lists the packages
+    that ``_target_`` may name.
     """
     settings, _ = resolve(settings)
     made = _without_adapters(settings, allow)
@@ -39,4 +41,18 @@ def _without_adapters(settings: Model, allow: tuple[str, ...]) -> nn.Module:
         case _:
             from launcher.job.targets import build
 
-            return build(settings, allow, nn.Module, key="model._target_")
+            made = build(settings, allow, nn.Module, key="model._target_")
+            if torch.get_default_dtype() == torch.float64:
+                _double(made)
+            return made
+
+
+@torch.no_grad()
+def _double(model: nn.Module) -> None:
+    """Makes every floating-point parameter and buffer float64, in place: ties and hooks stay.
+
+    A constructor may name a dtype, as ``torch.FloatTensor(3, 4)`` does.
+    """
+    for t in (*model.parameters(), *model.buffers()):
+        if t.is_floating_point() and t.dtype != torch.float64:
+            t.data = t.data.double()

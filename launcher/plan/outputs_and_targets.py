@@ -120,6 +120,7 @@ def _class_numbers(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Proble
         yield Problem(DATA, f"{text}, and targets must have all its dims except the classes")
     elif len(fits) > 1 and own:
         text += f": its classes may be on dim {fits[1]} or on dim {fits[0]}; choose sizes that differ"
+        text += ", or name a loss of your own in loss._target_"
         yield Problem(DATA, text)
     elif fits[0] != len(output.shape) - 1:
         yield from _not_last(plan, fits[0])

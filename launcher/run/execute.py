@@ -70,7 +70,7 @@ def run_phases(run: Run, remaining: Sequence[Phase], record: status_record.RunSt
 
     Raises ``RunError`` if one fails, ``Interrupted`` if a signal stopped the run.
     """
-    from launcher.runtime.training.metrics_file import Metrics, read
+    from launcher.runtime.training.metrics_file import Metrics, Rows
     from launcher.runtime.training.progress import progress
 
     if _reads_data(run.job, remaining):
@@ -88,7 +88,7 @@ def run_phases(run: Run, remaining: Sequence[Phase], record: status_record.RunSt
         watched(run.folder),
         Metrics(path, first, table, patient) as metrics,
         progress(run.job.logger.progress) as bar,
-        viewers(run.folder, run.job, record.overrides, read(path)) as shown,
+        viewers(run.folder, run.job, record.overrides, Rows(path)) as shown,
     ):
         began = identity(run.folder)
         hear: Hear = partial(_hear, run.folder, began, bar, metrics, shown)

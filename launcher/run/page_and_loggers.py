@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -59,7 +59,7 @@ class Viewers:
 
 @contextmanager
 def viewers(
-    run: Path, job: Job, changes: Sequence[str], before: Sequence[Mapping[str, Any]]
+    run: Path, job: Job, changes: Sequence[str], before: Iterable[Mapping[str, Any]]
 ) -> Iterator[Viewers]:
     """The viewers of a run; ``changes``: the typed settings, ``before``: rows of earlier starts."""
     board = _board(run, before) if job.logger.tensorboard else None
@@ -67,7 +67,7 @@ def viewers(
         page = None
         if has("run_page"):
             page = stack.enter_context(run_page.RunReport(run, job.name, changes, before))
-        shown = Viewers(page, board, _others(run, job, len(before)) if job.logger.services else [])
+        shown = Viewers(page, board, _others(run, job, sum(1 for _ in before)) if job.logger.services else [])
         try:
             yield shown
         except BaseException as error:
@@ -78,7 +78,7 @@ def viewers(
         shown.close("done", job.logger.wait_s)
 
 
-def _board(run: Path, before: Sequence[Mapping[str, Any]]) -> metric_loggers.TensorBoard | None:
+def _board(run: Path, before: Iterable[Mapping[str, Any]]) -> metric_loggers.TensorBoard | None:
     try:
         return metric_loggers.board(run, before)
     except Exception as error:  # as above

@@ -101,29 +101,29 @@ def _closed(key: str, path: Path, job: Job) -> list[Problem]:
 def own(job: Job, run: Path) -> Path | None:
     """Returns the newest complete checkpoint of ``run``.
 
-    Raises ``RequestError`` if that cannot be determined.
+    Raises ``RequestError`` if that cannot be determined, or if ``run`` has checkpoints and none is complete.
     """
     try:
-        return latest(run / "checkpoints", trust(job))
+        newest = latest(run / "checkpoints", trust(job))
+        flaws = incomplete(run / "checkpoints") if newest is None else []
     except (ValueError, OSError) as error:
         text = f"{run}: cannot resume from this run folder: {error}"
         raise RequestError((Problem("run_dir", text),)) from error
+    if flaws:
+        text = f"{run}: cannot resume from this run folder: {flaws[0]}"
+        cure = "restore that folder or move it away; checkpoint.resume=never starts a new training"
+        raise RequestError((Problem("run_dir", f"{text}; {cure}"),))
+    return newest
 
 
 def _own(job: Job) -> Path | None:
     """Returns the checkpoint that a run in ``run_dir`` resumes from.
 
-    Returns ``None`` while another launcher runs there. Raises ``RequestError`` as ``own`` does, and if all
-    checkpoints there are damaged: the training would start again from its first step.
+    Returns ``None`` while another launcher runs there. Raises ``RequestError`` as ``own`` does.
     """
     if job.run_dir is None or job.checkpoint.resume != "auto" or _busy(Path(job.run_dir)):
         return None
-    run = Path(job.run_dir)
-    newest = own(job, run)
-    if newest is None and (damaged := incomplete(run / "checkpoints")):
-        text = f"{run}: cannot resume from this run folder: {damaged[0]}"
-        raise RequestError((Problem("run_dir", f"{text}; checkpoint.resume=never starts a new training"),))
-    return newest
+    return own(job, Path(job.run_dir))
 
 
 def _busy(run: Path) -> bool:

@@ -6,12 +6,13 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.store import complete_ones, latest
+from launcher.checkpoint.store import complete_ones, incomplete, latest
 from launcher.console import say
 from launcher.errors import DONE, Problem, RequestError, RunError, error_text, printable
 from launcher.job.schema.paths import unusable
@@ -140,8 +141,10 @@ def _status(run: Path, status: dict[str, Any]) -> Iterator[str]:
     """Yields the progress, what Slurm reports of the job, and the newest checkpoint."""
     state, manifest = status.get("status"), _manifest(run)
     yield from (f"{run}: {line}" if n == 0 else line for n, line in enumerate(progress(run)))
-    if (newest := _newest(run / "checkpoints")) is not None:
+    newest = _newest(run / "checkpoints")
+    if newest is not None:
         yield f"newest checkpoint: {newest.name}"
+    yield from incomplete(run / "checkpoints", newest)
     if (number := _job(run, status)) is not None:
         yield f"job {number} of Slurm: {_slurm_state(number)}"
     if manifest is not None and state in (*ALIVE, WRITTEN):
@@ -285,6 +288,12 @@ def _last_row(path: Path) -> dict[str, Any] | None:
 
 
 def _number(row: Mapping[str, Any], name: str) -> bool:
-    """Returns true if a figure is a number or missing; a loss may be ``null``."""
+    """Returns true if a figure is a finite number or missing; a loss may be ``null`` or negative."""
     value = row.get(name, 0)
-    return type(value) in (int, float) or (name == "loss" and value is None)
+    if value is None or name == "loss":
+        return name == "loss" and (value is None or _finite(value))
+    return _finite(value) and value >= 0
+
+
+def _finite(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max

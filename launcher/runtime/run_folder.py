@@ -23,6 +23,7 @@ from launcher.errors import Problem, RequestError
 from launcher.untrusted.files import (
     LINK,
     RefusedFile,
+    brief,
     irregular,
     links,
     open_below,
@@ -218,7 +219,14 @@ def status_of(run: Path) -> dict[str, Any]:
     content = {name: value for name, value in status.items() if name not in ("version", "digest")}
     if content != status and status != _digested(content):  # older versions wrote neither
         raise ValueError(f"{path}: its digest does not match its content")
+    for name, kind in _KINDS.items():
+        if not isinstance(content.get(name, kind()), kind):
+            raise ValueError(f"{path}: {name} is {brief(content[name])}")
     return content
+
+
+_KINDS: Mapping[str, type] = {"status": str, "error": str, "steps": list, "metrics": dict}
+"""The types of what a status may have. A status without digest may have been written by anybody."""
 
 
 def _digested(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.manifest import unvouched
-from launcher.checkpoint.store import TRAINING, latest, older
+from launcher.checkpoint.store import TRAINING, incomplete, latest, older
 from launcher.job.schema.job import Job
 from launcher.job.schema.models import HuggingFace
 from launcher.job.schema.steps import Step
@@ -171,6 +171,8 @@ def _again(live: Session, todo: RankSteps) -> Path | None:
     the newest checkpoint is considered, if it was saved after the start.
     """
     newest = latest(todo.folder / "checkpoints", live.trust)
+    for why in incomplete(todo.folder / "checkpoints", newest) if live.world.rank == 0 else ():
+        live.emit({"text": f"a checkpoint is skipped: {why}"})
     own = (
         todo.before is None or todo.resume == todo.before
     )  # the older checkpoints belong to this training too

@@ -100,6 +100,14 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-000001"]
 
 
+def test_saving_a_step_again_keeps_an_incomplete_checkpoint_under_another_name(tmp_path: Path) -> None:
+    (folder,) = saved(tmp_path, 2)
+    (folder / "state.json").write_text("{")
+    saved(tmp_path, 2)
+    assert verify(folder) == []
+    assert (tmp_path / "replaced-step-000002" / "state.json").read_text() == "{"
+
+
 def test_where_folders_cannot_be_swapped_the_old_one_steps_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

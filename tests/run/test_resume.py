@@ -158,6 +158,53 @@ def test_a_checkpoint_without_its_manifest_does_not_count(straight, tmp_path):
     assert losses(folder) == losses(straight)
 
 
+def _half(state: Path) -> None:
+    state.write_text("{")
+
+
+def _empty(state: Path) -> None:
+    state.write_text("")
+
+
+def _negative(state: Path) -> None:
+    state.write_text(state.read_text().replace('"step": 2', '"step": -2'))
+
+
+def _folder(state: Path) -> None:
+    state.unlink()
+    state.mkdir()
+
+
+def _other_types(state: Path) -> None:
+    state.write_text("[]")
+
+
+@pytest.mark.parametrize("damage", [_half, _empty, _negative, _folder, _other_types])
+def test_a_run_whose_only_checkpoint_is_incomplete_is_refused(straight, tmp_path, capsys, damage):
+    folder = stopped(straight, tmp_path / "run", 2)
+    newest = folder / "checkpoints" / "step-000002"
+    damage(newest / "state.json")
+    before = sorted((p, p.stat().st_mtime_ns) for p in newest.rglob("*"))
+    assert main([*TINY, f"run_dir={folder}", "train.steps=6"]) == 2
+    err = capsys.readouterr().err
+    assert f"run_dir: {folder}: cannot resume from this run folder: {newest}: incomplete checkpoint: state.json " in err
+    assert "; restore that folder or move it away; checkpoint.resume=never starts a new training\n" in err
+    assert sorted((p, p.stat().st_mtime_ns) for p in newest.rglob("*")) == before
+    assert main(["status", str(folder)]) == 0
+    assert f"\n{newest}: incomplete checkpoint: state.json " in capsys.readouterr().out
+
+
+def test_an_older_checkpoint_is_used_with_a_line_and_the_newer_one_is_kept(straight, tmp_path, capsys):
+    folder = stopped(straight, tmp_path / "run", 4)
+    newest = folder / "checkpoints" / "step-000004"
+    _half(newest / "state.json")
+    run(folder, "checkpoint.every=2", "checkpoint.keep=null", steps=6)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"run_dir resumes from step-000002: {newest}: incomplete checkpoint: state.json has 1 bytes" in said
+    assert tensors(folder, 6) == tensors(straight, 6)
+    assert (folder / "checkpoints" / "replaced-step-000004" / "state.json").read_text() == "{"
+
+
 def test_an_incomplete_checkpoint_that_is_named_is_refused(straight, tmp_path, capsys, monkeypatch):
     stopped(straight, tmp_path / "run", 4)
     monkeypatch.chdir(tmp_path)
@@ -186,7 +233,7 @@ def test_a_run_whose_only_checkpoint_is_damaged_does_not_begin_again(straight, t
     assert main([*TINY, "run_dir=run", "show=plan"]) == 2
     assert (
         f"  run_dir = run: cannot resume from this run folder: {path}: incomplete checkpoint: it has no manifest.json, "
-        "which is written last; checkpoint.resume=never starts a new training\n"
+        "which is written last; restore that folder or move it away; checkpoint.resume=never starts a new training\n"
     ) in capsys.readouterr().err
     assert main([*TINY, "run_dir=run", "checkpoint.resume=never", "show=plan"]) == 0
 

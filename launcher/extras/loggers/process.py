@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -380,7 +380,7 @@ def _started(run: Path, begin: dict[str, Any]) -> LoggerProcess:
     return LoggerProcess(run, begin)
 
 
-def board(run: Path, before: Sequence[Mapping[str, Any]]) -> TensorBoard:
+def board(run: Path, before: Iterable[Mapping[str, Any]]) -> TensorBoard:
     """Returns the event files of TensorBoard in the run folder; ``before``: rows of earlier starts."""
     texts = {name: (run / name).read_text(encoding="utf-8") for name in ("config.yaml", "plan.txt")}
     return TensorBoard(run, before, texts)

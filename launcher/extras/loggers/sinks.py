@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -237,7 +237,7 @@ class TensorBoard:
     Each start writes a new file. A repeated step replaces its earlier values and those of all later steps.
     """
 
-    def __init__(self, run: Path, before: Sequence[Mapping[str, Any]], texts: Mapping[str, str]) -> None:
+    def __init__(self, run: Path, before: Iterable[Mapping[str, Any]], texts: Mapping[str, str]) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         folder = run / FOLDER

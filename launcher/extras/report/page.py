@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -177,7 +177,7 @@ class RunReport:
         run: Path,
         name: str,
         changes: Sequence[str] = (),
-        before: Sequence[Mapping[str, Any]] = (),
+        before: Iterable[Mapping[str, Any]] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.curves: dict[str, Curve] = {}

@@ -18,6 +18,7 @@ from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.model_graph import DUAL, Graph, Inner, ModelStructure, StateChange
 from launcher.plan.values.module_names import listed
 from launcher.plan.values.note import Note
+from launcher.plan.values.precision import DTYPE
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import many, some
 from launcher.plan.verbs import verb
@@ -89,7 +90,7 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
     placed = {n: p for p in at.params for n in p.names}
     yield from _sparse(graph)
     if not at.mixed:
-        yield from _disagree(graph)
+        yield from _disagree(job, at, graph)
     yield from _references(skeleton, graph)
     yield from _foreign_memory(skeleton, graph)
 
@@ -484,11 +485,20 @@ DTYPES = (
 )
 
 
-def _disagree(graph: Graph) -> Iterator[Problem]:
+def _disagree(job: Job, at: CutModel, graph: Graph) -> Iterator[Problem]:
+    """Yields a problem of calls with several dtypes, which names the weights of an unusual one."""
     calls = graph.effects.mixed_dtypes
-    if calls:
-        more = f" and {len(calls) - 1} more" if len(calls) > 1 else ""
-        yield Problem(KEY, f"the forward calls {calls[0]}{more}, which torch rejects; {DTYPES}")
+    if not calls:
+        return
+    kept = DTYPE[job.train.precision]
+    weights = [p for p in at.params if not p.buffer and p.spec.dtype.startswith(("float", "bfloat"))]
+    odd = [f"{p.name} ({p.spec.dtype})" for p in weights if p.spec.dtype != kept]
+    why = DTYPES
+    if odd:
+        cure = f"create such weights in torch's default dtype, {kept} here"
+        why = f"the constructor names the dtype of {listed(odd)}; {cure}"
+    more = f" and {len(calls) - 1} more" if len(calls) > 1 else ""
+    yield Problem(KEY, f"the forward calls {calls[0]}{more}, which torch rejects; {why}")
 
 
 def _sparse(graph: Graph) -> Iterator[Problem]:

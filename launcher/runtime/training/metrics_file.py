@@ -8,17 +8,20 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from launcher.checkpoint.tensorfile.disk import BLOCK, Unwritten, named_errors, write_text
 from launcher.checkpoint.tensorfile.watched_folder import make_folder
+from launcher.errors import RunError
 from launcher.plan.resolve.checkpoint import AVERAGED
 from launcher.runtime.cluster.messages import gather
-from launcher.untrusted.files import open_below
+from launcher.untrusted.files import brief, open_below, parsed
 
 if TYPE_CHECKING:
     from launcher.parallel.grad_norm import OwnGradients
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Place = tuple[int, bool, int]
+LONGEST = 1 << 24
+"""The most bytes of a row, and of what a kill leaves behind the last one."""
 
 
 class Metrics:
@@ -34,6 +39,7 @@ class Metrics:
 
     ``first_step`` is the next step to be written: rows from there on, and a line that a kill left incomplete,
     are removed. The same happens if a row is repeated, as a restarted attempt resumes from its checkpoint.
+    Raises ``RunError``, and changes nothing, for a file that no run has written.
     ``table`` names a CSV file of all rows, written when the block ends. ``patient``: on a full disk rows wait
     in memory until there is space or the block ends; otherwise ``Unwritten`` is raised at once.
     """
@@ -46,8 +52,12 @@ class Metrics:
         self._patient = patient
         with named_errors(path, BLOCK):
             self._fd = open_below(path.parent, path.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.ftruncate(self._fd, _kept(path, (first_step, False, 0)))
-        self._last = max((_place(row) for row in read(path)), default=(0, False, 0))
+        try:
+            os.ftruncate(self._fd, _kept(path, (first_step, False, 0)))
+            self._last = max(map(_place, Rows(path)), default=(0, False, 0))
+        except BaseException:
+            os.close(self._fd)
+            raise
         self._waiting = bytearray()
 
     def __enter__(self) -> Self:
@@ -60,12 +70,11 @@ class Metrics:
             self._flush()
             if self._table is not None:
                 with named_errors(self._path, 0):
-                    rows = read(self._path)
-                write_csv(rows, self._table)
-        except Unwritten as full:
+                    write_csv(Rows(self._path), self._table)
+        except RunError as problem:
             if error is None:
                 raise
-            _log.warning("%s", full)
+            _log.warning("%s", problem)
         finally:
             os.close(self._fd)
 
@@ -103,12 +112,22 @@ class Metrics:
         self._waiting.clear()
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Every complete row of the file ``path``; one row at a time is in memory."""
+
+    path: Path
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (row for _, row in _rows_with_ends(self.path))
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     """Returns every complete row."""
-    return [row for _, row in _rows_with_ends(path)]
+    return [*Rows(path)]
 
 
-def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
+def write_csv(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
     """Writes a column for each key, in order of first appearance; empty if a row lacks it."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     text = io.StringIO(newline="")
@@ -118,27 +137,58 @@ def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
     write_text(path, text.getvalue())
 
 
-def _rows_with_ends(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Returns each row with the offset of its end, up to the first incomplete line."""
-    rows, end = [], 0
-    for line in path.read_bytes().splitlines(keepends=True):
-        row = _parsed(line)
-        if row is None:
-            break
-        end += len(line)
-        rows.append((end, row))
-    return rows
+def _rows_with_ends(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields each row with the offset of its end, up to what a kill left incomplete.
+
+    Raises ``RunError`` for a line that no run has written.
+    """
+    end = 0
+    with path.open("rb") as file:
+        for number in count(1):
+            line = file.readline(LONGEST)
+            if not _complete(line):
+                rest = file.read(LONGEST).splitlines(keepends=True)
+                if file.read(1) or any(map(_complete, rest)):
+                    raise _foreign(path, number, "it is not JSON, and more follows")
+                return
+            row = parsed(line)
+            if why := _flaw(row):
+                raise _foreign(path, number, why)
+            end += len(line)
+            yield end, row
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    if not line.endswith(b"\n"):
-        return None
+def _complete(line: bytes) -> bool:
+    """Returns true if the line is JSON.
+
+    A line of zeros is not: the file grew but its data never reached the disk.
+    """
     try:
-        row = json.loads(line)
-    except ValueError:  # zeros, if the file grew but its data never reached the disk
-        return None
-    placed = isinstance(row, dict) and all(type(row.get(key, 0)) is int for key in ("step", "after"))
-    return row if placed else None
+        parsed(line)
+    except ValueError:
+        return False
+    return line.endswith(b"\n")
+
+
+def _flaw(row: Any) -> str:
+    """Returns why no run has written this row, or ""."""
+    if not isinstance(row, dict):
+        return f"{brief(row)} is not a JSON object"
+    if "step" not in row:
+        return "it has no step"
+    for key in ("step", "steps", "after"):
+        value = row.get(key, 0)
+        if type(value) is not int or value < 0:
+            return f"{key} is {brief(value)}, not a whole number from 0 on"
+    for key, value in row.items():
+        if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
+            return f"{brief(key)} is {brief(value)}, not a finite number"
+    return ""
+
+
+def _foreign(path: Path, number: int, why: str) -> RunError:
+    cure = "correct the line, or move the file away to continue without its rows"
+    return RunError(f"{path}: line {number}: not a row of a run: {why}; {cure}")
 
 
 def _place(row: Mapping[str, Any]) -> Place:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 
 import pytest
 
 from launcher.checkpoint.tensorfile.disk import Unwritten
+from launcher.errors import RunError
 from launcher.runtime.training.metrics_file import Metrics, read
 
 ROWS = [{"step": n, "loss": n / 2} for n in range(1, 6)]
@@ -34,13 +36,57 @@ def test_rows_from_the_resumed_step_on_are_written_again(path):
     assert read(path) == [*ROWS[:3], {"step": 4, "loss": 9.0}]
 
 
-@pytest.mark.parametrize("tail", [b'{"step": 6, "lo', b"\0\0\0\0\n", b"[1]\n", b'{"step": 6}', b'{"step": "x"}\n'])
+@pytest.mark.parametrize("tail", [b'{"step": 6, "lo', b"\0\0\0\0\n", b"\0" * 5000, b'{"step": 6}'])
 def test_a_torn_tail_is_cut_off(path, tail):
     with path.open("ab") as file:
         file.write(tail)
     with Metrics(path, first_step=6) as metrics:
         metrics.write({"step": 6})
     assert path.read_text() == "".join(json.dumps(row) + "\n" for row in [*ROWS, {"step": 6}])
+
+
+FOREIGN = {
+    '{"step": "x", "loss": 1.0}': "step is 'x', not a whole number from 0 on",
+    '{"step": -5, "loss": 1.0}': "step is -5, not a whole number from 0 on",
+    '{"step": true}': "step is True, not a whole number from 0 on",
+    '{"step": 1.5}': "step is 1.5, not a whole number from 0 on",
+    '{"step": 6, "after": null}': "after is None, not a whole number from 0 on",
+    '{"step": 6, "steps": [1]}': "steps is [1], not a whole number from 0 on",
+    '{"loss": 1.0}': "it has no step",
+    "null": "None is not a JSON object",
+    "[1]": "[1] is not a JSON object",
+    '{"step": 6, "loss": NaN}': "'loss' is nan, not a finite number",
+    '{"step": 6, "loss": 1e999}': "'loss' is inf, not a finite number",
+    f'{{"step": 6, "loss": {10**400}}}': "'loss' is 1000000000000...00000000000000, not a finite number",
+}
+
+
+@pytest.mark.parametrize(("row", "why"), FOREIGN.items(), ids=map(str, range(len(FOREIGN))))
+def test_a_row_that_no_run_has_written_is_refused_and_stays(path, row, why):
+    with path.open("a") as file:
+        file.write(f"{row}\n")
+    before = path.read_bytes()
+    cure = "correct the line, or move the file away to continue without its rows"
+    with pytest.raises(RunError) as error:
+        Metrics(path, first_step=6)
+    assert str(error.value) == f"{path}: line 6: not a row of a run: {why}; {cure}"
+    assert path.read_bytes() == before
+
+
+def test_a_line_that_is_not_json_is_refused_if_a_row_follows(path):
+    path.write_text('{"step": 1}\n{"step"\n{"step": 2}\n')
+    with pytest.raises(RunError, match="line 2: not a row of a run: it is not JSON, and more follows; "):
+        Metrics(path, first_step=6)
+    assert len(path.read_bytes().splitlines()) == 3
+
+
+def test_a_file_of_any_size_takes_little_memory(path):
+    os.truncate(path, 1 << 40)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(RunError, match="line 6: not a row of a run: it is not JSON, and more follows; "):
+        Metrics(path, first_step=6)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
+    assert path.stat().st_size == 1 << 40
 
 
 def test_starting_over_starts_empty(path):
