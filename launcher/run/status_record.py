@@ -14,7 +14,6 @@ from typing import Any
 from launcher.checkpoint.layout.derive_strategy import strategy_of_plan
 from launcher.checkpoint.layout.strategy_file import dump
 from launcher.checkpoint.tensorfile.disk import write_text
-from launcher.checkpoint.tensorfile.watched_folder import make_folder, watched
 from launcher.errors import error_text
 from launcher.job import targets
 from launcher.job.schema import redact
@@ -177,10 +176,9 @@ def write_start_files(run: Path, plan: Plan, command: Sequence[str], config: str
         "plan.json": as_json(plan),
         **pictures(plan),
     }
-    with watched(run):
-        if plan.graph is not None:
-            make_folder(run / "graphs")
-        for name, content in files.items():
-            if _reads(run / name) != content:  # so that a resumed run needs no space for unchanged files
-                write_text(run / name, content)
-        dump(strategy_of_plan(plan), run / "strategy")
+    if plan.graph is not None:
+        (run / "graphs").mkdir(exist_ok=True)
+    for name, content in files.items():
+        if _reads(run / name) != content:  # so that a resumed run needs no space for unchanged files
+            write_text(run / name, content)
+    dump(strategy_of_plan(plan), run / "strategy")

@@ -13,7 +13,7 @@ from launcher.checkpoint.layout.strategy import Strategy, stages
 from launcher.checkpoint.layout.strategy_file import text
 from launcher.checkpoint.tensorfile.disk import write_bytes
 from launcher.checkpoint.tensorfile.encryption import is_place, load_key
-from launcher.checkpoint.tensorfile.watched_folder import make_folder, watched
+from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.paths import RUN, place
@@ -159,6 +159,5 @@ def _groups(plan: Plan, rank: int | None) -> mindspore.GroupFile:
 
 def _write(path: str, run: Path, content: bytes) -> None:
     file = Path(place(path, str(run)))
-    with watched(run):
-        make_folder(file.parent)
-        write_bytes(file, content)
+    make_folder(file.parent)
+    write_bytes(file, content)

@@ -19,7 +19,7 @@ from launcher.checkpoint.tensorfile.disk import unwritten, write_text
 from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.errors import INTERRUPTED, REQUEUE, RequestError, RunError
 from launcher.runtime.cluster import flight_recorder
-from launcher.untrusted.files import RefusedFile, open_below
+from launcher.untrusted.files import open_below
 
 _log = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ def raised(rank: int, attempt: int, error: BaseException, skip: str = "") -> Fau
 
     # it is an echo if any exception in the chain reports a lost peer
     echo = any(pattern in str(e) for e in _chain(error) for pattern in ECHOES)
-    run_error = error if isinstance(error, RunError | RefusedFile) else unwritten(error)
+    run_error = error if isinstance(error, RunError) else unwritten(error)
     kind = OutOfMemory if isinstance(error, OutOfMemory) else RunError
     return Fault(
         rank=rank,

@@ -166,8 +166,7 @@ def write_status(run: Path, opened: int | None = None, /, **fields: Any) -> None
         ):
             file.write(data)
             file.truncate()
-        with named_errors(run / STATUS, len(data)):
-            os.replace(NEXT_STATUS, STATUS, src_dir_fd=at, dst_dir_fd=at)
+        os.replace(NEXT_STATUS, STATUS, src_dir_fd=at, dst_dir_fd=at)
     except OSError:
         with suppress(FileNotFoundError):
             os.unlink(NEXT_STATUS, dir_fd=at)

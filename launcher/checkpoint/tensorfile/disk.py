@@ -228,7 +228,7 @@ def discard(folder: Path) -> None:
 
     It deletes nothing below a run folder that was moved.
     """
-    with suppress(watched_folder.FolderMoved, watched_folder.LinkInFolder):
+    with suppress(watched_folder.FolderMoved):
         watched_folder.check(folder)
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Refuses to write below a run folder that was moved or replaced during the run, or through a link in it."""
+"""Refuses to write at the path of a run folder that was moved or replaced during the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import RunError
-from launcher.untrusted.files import LINK, RefusedFile
 
 Identity = tuple[int, int]
 MOVED = "the run folder was deleted or moved during the run"
@@ -27,13 +26,6 @@ class FolderMoved(OSError, RunError):
 
     def __reduce__(self) -> tuple[type[FolderMoved], tuple[str]]:
         return FolderMoved, (str(self.filename),)
-
-
-class LinkInFolder(RefusedFile, RunError):
-    """Raised instead of writing through a link in a run folder."""
-
-    def __reduce__(self) -> tuple[type[RefusedFile], tuple[str, str]]:
-        return LinkInFolder, (str(self.filename), str(self.strerror))
 
 
 @dataclass(frozen=True)
@@ -81,22 +73,15 @@ def watched(folder: Path) -> Iterator[None]:
 
 
 def check(path: Path) -> None:
-    """Raises ``FolderMoved`` if ``path`` is below a watched folder that is not at its path any more.
-
-    Raises ``LinkInFolder`` if a folder between the two is a link.
-    """
+    """Raises ``FolderMoved`` if ``path`` is below a watched folder that is not at its path any more."""
     for watch in _above(path):
         still_there(watch.folder, watch.began)
-        folder = os.path.dirname(os.path.abspath(path))
-        while len(folder) > len(watch.absolute):
-            _no_link(folder)
-            folder = os.path.dirname(folder)
 
 
 def make_folder(folder: Path) -> None:
     """Makes ``folder`` and its missing parents, but never a watched folder itself.
 
-    Raises ``FolderMoved`` and ``LinkInFolder`` as ``check`` does.
+    Raises ``FolderMoved`` as ``check`` does.
     """
     above = _above(folder)
     if not above:
@@ -110,15 +95,9 @@ def make_folder(folder: Path) -> None:
         for part in Path(os.path.abspath(folder)).relative_to(path).parts:
             path = os.path.join(path, part)
             Path(path).mkdir(exist_ok=True)
-            _no_link(path)
     except FileNotFoundError:
         check(folder)
         raise
-
-
-def _no_link(folder: str) -> None:
-    if os.path.islink(folder):
-        raise LinkInFolder(folder, LINK)
 
 
 def _above(path: Path) -> list[_Watched]:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch._C._autograd import DeviceType
 
-from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.runtime.device import is_accelerator, memory_history, profiled, synchronize
 
 NAME_WIDTH = 80
@@ -153,7 +152,7 @@ class ProfileWindow:
                 self.say("debug.profiler: this start trained no step of the window (debug.profiler.steps)")
             return
         trace = self._stopped()
-        make_folder(self.folder)
+        self.folder.mkdir(exist_ok=True)
         trace.export_chrome_trace(str(self.path))
         lines = self._table(kernel_times(trace))
         (self.folder / f"rank{self.rank}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -199,6 +198,6 @@ class ProfileWindow:
     def _save_memory(self) -> None:
         """Writes ``rank<N>-memory.pickle``, for https://pytorch.org/memory_viz."""
         if self._memory is not None:
-            make_folder(self.folder)
+            self.folder.mkdir(exist_ok=True)
             self._memory._dump_snapshot(str(self.folder / f"rank{self.rank}-memory.pickle"))
             self._memory._record_memory_history(enabled=None)

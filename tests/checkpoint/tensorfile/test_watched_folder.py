@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from launcher.checkpoint.tensorfile.disk import (
 from launcher.checkpoint.tensorfile.safetensors import FileWriter
 from launcher.checkpoint.tensorfile.watched_folder import (
     FolderMoved,
-    LinkInFolder,
     check,
     identity,
     make_folder,
@@ -105,32 +103,6 @@ def test_an_incomplete_checkpoint_is_not_deleted_from_a_replaced_run_folder(run)
     assert (run / "checkpoints/step-000001").is_dir()
     discard(run / "checkpoints")
     assert listed(run) == []
-
-
-@pytest.mark.parametrize("name", ["exports", "checkpoints"])
-def test_nothing_is_written_through_a_link_in_the_folder(run: Path, name: str) -> None:
-    victim = run.parent / "victim"
-    (victim / "step-000001").mkdir(parents=True)
-    shutil.rmtree(run / "checkpoints")
-    (run / name).symlink_to(victim)
-    writes: list[Callable[[], object]] = [
-        lambda: make_folder(run / name),
-        lambda: make_folder(run / name / "step-000001/rank_0"),
-        lambda: write_text(run / name / "latest", "step-000001\n"),
-        lambda: remove(run / name / "step-000001"),
-    ]
-    with watched(run):
-        for write in writes:
-            with pytest.raises(LinkInFolder, match=f"^{run / name}: a link, which is not followed"):
-                write()
-        discard(run / name / "step-000001")
-    assert listed(victim) == ["step-000001"]
-
-
-def test_the_error_of_a_link_reaches_the_first_rank() -> None:
-    error = pickle.loads(pickle.dumps(LinkInFolder("run/exports", "a link")))
-    assert isinstance(error, RunError)
-    assert str(error) == "run/exports: a link"
 
 
 def test_a_link_to_the_same_folder_is_the_same_folder(run):
