@@ -8,17 +8,17 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from launcher.checkpoint.tensorfile.disk import BLOCK, Unwritten, named_errors, write_text
-from launcher.checkpoint.tensorfile.watched_folder import make_folder
+from launcher.checkpoint.tensorfile.watched_folder import make_folder, open_file
+from launcher.errors import error_text
 from launcher.plan.resolve.checkpoint import AVERAGED
 from launcher.runtime.cluster.messages import gather
-from launcher.untrusted.files import open_below
 
 if TYPE_CHECKING:
     from launcher.parallel.grad_norm import OwnGradients
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Place = tuple[int, bool, int]
+
+LONGEST_ROW = 16 << 20
+"""The most bytes of a row that are read; a longer line is incomplete."""
 
 
 class Metrics:
@@ -45,9 +48,9 @@ class Metrics:
         self._table = table
         self._patient = patient
         with named_errors(path, BLOCK):
-            self._fd = open_below(path.parent, path.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.ftruncate(self._fd, _kept(path, (first_step, False, 0)))
-        self._last = max((_place(row) for row in read(path)), default=(0, False, 0))
+            self._fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
+        os.ftruncate(self._fd, _kept(self._fd, (first_step, False, 0)))
+        self._last = max((_place(row) for _, row in _rows_with_ends(self._fd)), default=(0, False, 0))
         self._waiting = bytearray()
 
     def __enter__(self) -> Self:
@@ -59,11 +62,13 @@ class Metrics:
         try:
             self._flush()
             if self._table is not None:
-                write_csv(read(self._path), self._table)
-        except Unwritten as full:
+                # of the open file: the path may lead to another one by now
+                write_csv([row for _, row in _rows_with_ends(self._fd)], self._table)
+        except OSError as unwritten:
             if error is None:
                 raise
-            _log.warning("%s", full)
+            if str(unwritten) != str(error):
+                _log.warning("%s", error_text(unwritten))
         finally:
             os.close(self._fd)
 
@@ -72,7 +77,7 @@ class Metrics:
         at = _place(row)
         if at <= self._last:
             self._flush()
-            os.ftruncate(self._fd, _kept(self._path, at))
+            os.ftruncate(self._fd, _kept(self._fd, at))
         self._last = at
 
         # on a full disk rows wait until there is space
@@ -103,7 +108,8 @@ class Metrics:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Returns every complete row."""
-    return [row for _, row in _rows_with_ends(path)]
+    with path.open("rb") as file:
+        return [row for _, row in _rows_with_ends(file.fileno())]
 
 
 def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
@@ -116,16 +122,14 @@ def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
     write_text(path, text.getvalue())
 
 
-def _rows_with_ends(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Returns each row with the offset of its end, up to the first incomplete line."""
-    rows, end = [], 0
-    for line in path.read_bytes().splitlines(keepends=True):
-        row = _parsed(line)
-        if row is None:
-            break
-        end += len(line)
-        rows.append((end, row))
-    return rows
+def _rows_with_ends(fd: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields each row of an open file with the offset of its end, up to the first incomplete line."""
+    end = 0
+    with open(os.dup(fd), "rb") as file:
+        file.seek(0)
+        while (row := _parsed(line := file.readline(LONGEST_ROW))) is not None:
+            end += len(line)
+            yield end, row
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
@@ -133,9 +137,10 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         return None
     try:
         row = json.loads(line)
-    except ValueError:  # zeros, if the file grew but its data never reached the disk
+    except (ValueError, RecursionError):  # zeros, if the file grew but its data never reached the disk
         return None
-    return row if isinstance(row, dict) else None
+    placed = isinstance(row, dict) and all(type(row.get(key, 0)) is int for key in ("step", "after"))
+    return row if placed else None
 
 
 def _place(row: Mapping[str, Any]) -> Place:
@@ -148,10 +153,10 @@ def _place(row: Mapping[str, Any]) -> Place:
     return row.get("after", row.get("step", -1)), "loss" not in row, last
 
 
-def _kept(path: Path, first: Place) -> int:
+def _kept(fd: int, first: Place) -> int:
     """Returns the bytes of the rows that sort before ``first``."""
     end = 0
-    for at, row in _rows_with_ends(path):
+    for at, row in _rows_with_ends(fd):
         if _place(row) >= first:
             break
         end = at
