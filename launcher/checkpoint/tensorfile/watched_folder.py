@@ -1,9 +1,9 @@
 """Writes below a run folder: never through a link, and never at the path of one that was moved or replaced.
 
 Everything that the launcher opens for writing, makes, renames or deletes in a run folder goes through
-``open_file``, ``make_folder`` or ``pinned``. They start at a descriptor that was opened when the run began, and
-open one folder after the other without following links. So a link that appears during the run is refused, and
-what it leads to is not changed, even if it appears between two system calls.
+``open_file``, ``make_folder`` or ``pinned``. They start at a descriptor that was opened when the run began,
+and open one folder after the other without following links. So a link that appears during the run is
+refused, and what it leads to is not changed, even if it appears between two system calls.
 """
 
 from __future__ import annotations
