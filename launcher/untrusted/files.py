@@ -243,7 +243,7 @@ def open_folder(folder: Path) -> int:
 
 
 def open_entry(path: Path, name: str, flags: int, folder: int, mode: int = 0o666) -> int:
-    """Opens the entry ``name`` of the open ``folder``. ``path`` is for errors, which ``open_below`` has too."""
+    """Opens the entry ``name`` of the open ``folder``, as ``open_below`` does. ``path`` is for its errors."""
     try:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
     except OSError as error:

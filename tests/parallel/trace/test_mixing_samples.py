@@ -156,7 +156,9 @@ def test_samples_from_all_over_the_data_are_tried():
 def test_a_model_that_fails_in_other_batches_is_noted_where_the_batch_is_cut():
     for cut in CUTS.values():
         (note,) = notes(net("no equal ends", cut))
-        assert note.startswith("its forward fails, or is not repeatable, for samples in other batches, which would show")
+        assert note.startswith(
+            "its forward fails, or is not repeatable, for samples in other batches, which would show"
+        )
     assert notes(net("no equal ends", {})) == []
 
 

@@ -43,6 +43,50 @@ def test_a_torn_tail_is_cut_off(path, tail):
     assert path.read_text() == "".join(json.dumps(row) + "\n" for row in [*ROWS, {"step": 6}])
 
 
+@pytest.mark.parametrize("row", [b'{"step": "x", "loss": 1.0}\n', b'{"step": 6, "after": null}\n'])
+def test_a_row_whose_step_is_no_number_ends_the_file(path, row):
+    with path.open("ab") as file:
+        file.write(row)
+    assert read(path) == ROWS
+
+
+def test_a_file_that_grew_by_zeros_is_not_read_into_memory(path):
+    with path.open("ab") as file:
+        file.truncate(1 << 40)
+    with Metrics(path, first_step=6) as metrics:
+        metrics.write({"step": 6})
+    assert read(path) == [*ROWS, {"step": 6}]
+
+
+def move(path):
+    path.parent.rename(path.parent.with_name("moved"))
+
+
+def folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("happens", [move, folder])
+def test_the_table_has_the_rows_of_the_file_that_was_opened(tmp_path, caplog, happens):
+    run = tmp_path / "run"
+    run.mkdir()
+    path = run / "metrics.jsonl"
+
+    def fail():
+        with Metrics(path, table=run / "metrics.csv") as metrics:
+            metrics.write({"step": 1, "loss": 2.5})
+            happens(path)
+            raise ValueError("the failure")
+
+    with pytest.raises(ValueError, match="the failure"):
+        fail()
+    if happens is folder:
+        assert (run / "metrics.csv").read_text() == "step,loss\n1,2.5\n"
+    else:
+        assert "metrics.csv" in caplog.text
+
+
 def test_starting_over_starts_empty(path):
     with Metrics(path):
         assert path.read_text() == ""
