@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from launcher.checkpoint.tensorfile.watched_folder import watched
 from launcher.console import say, tell
 from launcher.errors import DONE, Problem, RequestError, refuse
 from launcher.job.schema.job import Job
@@ -346,7 +347,7 @@ def _opened(settled: ResolvedRequest, others: FollowerRanks | None) -> Iterator[
     )
     if others is not None:
         others.went_to(folder)
-    with locked(folder):
+    with locked(folder), watched(folder):
         yield folder
 
 

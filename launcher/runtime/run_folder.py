@@ -78,11 +78,15 @@ LIBRARY_FOLDERS = ("loggers",)
 """Folders in which other libraries write, and may create links."""
 
 
-def check_entries(run: Path) -> Problem | None:
-    """Returns the problem of links or entries of the wrong type where a run would write in ``run``."""
+def check_entries(run: Path, requested: Sequence[str] = ()) -> Problem | None:
+    """Returns the problem of links or entries of the wrong type where a run would write in ``run``.
+
+    ``requested``: names of files and folders that settings of the run add (``run:NAME``).
+    """
     folders = [run / name for name in FOLDERS if os.path.lexists(run / name)]
     files = [run / name for name in FILES if os.path.lexists(run / name)]
-    bad_links = list(dict.fromkeys(link for path in (*folders, *files) for link in _links(path)))
+    every = [*folders, *files, *(run / name for name in requested if os.path.lexists(run / name))]
+    bad_links = list(dict.fromkeys(link for path in every for link in _links(path)))
     if bad_links:
         return linked("run_dir", run, "a run folder", bad_links)
     wrong = [f"{path} is not a folder" for path in folders if not path.is_dir()]
@@ -166,7 +170,8 @@ def write_status(run: Path, opened: int | None = None, /, **fields: Any) -> None
         ):
             file.write(data)
             file.truncate()
-        os.replace(NEXT_STATUS, STATUS, src_dir_fd=at, dst_dir_fd=at)
+        with named_errors(run / STATUS, len(data)):
+            os.replace(NEXT_STATUS, STATUS, src_dir_fd=at, dst_dir_fd=at)
     except OSError:
         with suppress(FileNotFoundError):
             os.unlink(NEXT_STATUS, dir_fd=at)

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
@@ -102,6 +103,21 @@ def checked(path: str) -> str:
         if parts[0] in TAKEN:
             raise ValueError(f"the run itself writes {parts[0]} in its folder; choose another name")
     return path
+
+
+def names(settings: Any) -> tuple[str, ...]:
+    """Returns the first names in the run folder of all ``run:NAME`` in ``settings``, a nested value.
+
+    >>> names({"parallel": {"dump": "run:norms/a"}, "steps": [{"to": "run:p.jsonl"}], "name": "digits"})
+    ('norms', 'p.jsonl')
+    """
+    if isinstance(settings, str):
+        return (settings.removeprefix(RUN).partition("/")[0],) if settings.startswith(RUN) else ()
+    if isinstance(settings, Mapping):
+        settings = settings.values()
+    elif not isinstance(settings, list | tuple):
+        return ()
+    return tuple(dict.fromkeys(name for value in settings for name in names(value) if name))
 
 
 def place(path: str, run: str) -> str:
