@@ -234,9 +234,9 @@ def graph(
     known = skeleton(model)
     traced = trace_ours if ours else trace
     tracer = traced(model, leaves, meta(inputs), _loaded(known, model))
-    moved = tracer.watch.moved and not ours
     made = facts(tracer, known)
-    made = _remembering(made, model, inputs) if moved else made
+    moved = tracer.watch.moved or made.value_readers  # a branch on a value may change state
+    made = _remembering(made, model, inputs) if moved and not ours else made
     return made if ours else _drifting(_with_backward_reads(made, model, inputs), model, inputs)
 
 
@@ -451,7 +451,7 @@ def single_node_graph(model: nn.Module, inputs: Sequence[TensorSpec], ours: bool
     made, moved = _single_node(model, known, inputs)
     if ours and not modal(model):
         return _evaluated(made, made.effects)
-    if moved:
+    if moved or made.value_readers:
         made = _remembering(made, model, inputs)
     evaluated = copied(model)  # the model's own eval() may count calls or merge weights
     other = Effects()

@@ -436,11 +436,12 @@ def _unsaved(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
     persistent = {p.name for p in skeleton.params}
     buffers = [c.name for c in graph.effects.changes if c.read and not persistent & {*c.names}]
     saved = skeleton.traits.extra_states
-    kept = [k for k in graph.effects.carried if owner(k.name) not in saved]
+    python = [k for k in graph.effects.carried if k.name not in persistent]
+    kept = [k for k in python if owner(k.name) not in saved]
     by_forward, by_backward = ([k.name for k in kept if k.by == by] for by in ("forward", "backward"))
     resets = graph.effects.resets
-    lacking = [k.name for k in graph.effects.carried if k not in kept and k.name in resets]
-    python, register = "it is Python state", "make it a buffer, or return it from get_extra_state"
+    lacking = [k.name for k in python if k not in kept and k.name in resets]
+    in_python, register = "it is Python state", "make it a buffer, or return it from get_extra_state"
     not_restored, extra = (
         "set_extra_state does not restore it",
         "make it a buffer, or a part of the extra state",
@@ -448,8 +449,8 @@ def _unsaved(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
     left_out = "persistent=False keeps it out of the state dict"
     out = []
     for names, what, reason, cure in (
-        (by_forward, "forward", python, register),
-        (by_backward, "backward", python, register),
+        (by_forward, "forward", in_python, register),
+        (by_backward, "backward", in_python, register),
         (lacking, "forward", not_restored, extra),
         (buffers, "forward", left_out, "register it as a persistent buffer"),
     ):
