@@ -285,6 +285,25 @@ class Holder(nn.Module):
         return self.head(self.middle(torch.tanh(self.a(x))))
 
 
+class Average(nn.Module):
+    """Keeps an average of its inputs for evaluation: torch's ``instance`` norm, or one of ``own``."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(2, track_running_stats=True) if kind == "instance" else None
+        self.register_buffer("average", torch.zeros(6))
+        self.average: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.norm is not None:
+            out: Tensor = self.norm(x.unflatten(-1, (2, 3))).flatten(-2)
+            return out
+        if self.training:
+            self.average.lerp_(x.detach().mean(0), 0.1)
+            return x
+        return x - self.average
+
+
 class Recurrent(nn.Module):
     """A GRU that goes on from the state of the last batch."""
 

@@ -32,7 +32,7 @@ from launcher.parallel.trace.code_between_modules import (
 )
 from launcher.parallel.trace.forward_observer import ForwardObserver, watching
 from launcher.parallel.trace.memory_and_gradients import gradients, memory
-from launcher.parallel.trace.module_kinds import kind_of
+from launcher.parallel.trace.module_kinds import is_mean_over_samples, kind_of
 from launcher.parallel.trace.parameter_roles import param_roles
 from launcher.parallel.trace.run_module import Observers, needs_values, run_module
 from launcher.parallel.trace.state_between_forwards import (
@@ -177,6 +177,7 @@ def _traits(model: nn.Module) -> ModelTraits:
         compiled=tuple(n for n, m in modules if _compiled(m)),
         several_names=tuple(tuple(same) for same in names.values() if len(same) > 1),
         batch_norms=tuple(n for n, m in modules if _over_samples(m)),
+        instance_norms=tuple(n for n, m in modules if is_mean_over_samples(m, "running_mean")),
         extra_states=tuple(n for n, m in modules if type(m).get_extra_state is not nn.Module.get_extra_state),
         fused=_fused(model),
     )

@@ -425,7 +425,22 @@ def remarks(job: Job, skeleton: ModelStructure, graph: Graph, sizes: Sizes) -> l
         names = listed(skeleton.traits.batch_norms)
         other = "another number of data-parallel ranks or micro batches gives other results"
         out.append(Note(KEY, f"BatchNorm ({names}) {text} {sizes.global_batch}: {other}"))
+    if sizes.replicas > 1 and (first := _of_first_rank(skeleton, graph)):
+        text = f"the forward updates {listed(first)} from the samples of a data-parallel rank"
+        other = "another number of data-parallel ranks gives other values"
+        out.append(Note(KEY, f"{text}, and each step takes over those of the first rank: {other}"))
     return out
+
+
+def _of_first_rank(skeleton: ModelStructure, graph: Graph) -> list[str]:
+    """Returns the buffers that only an evaluation reads, and that the first rank's samples decide.
+
+    Those of BatchNorm have a note of their own; those of InstanceNorm are averaged over the ranks.
+    """
+    saved = {p.name for p in skeleton.params if p.buffer}
+    norms = {*skeleton.traits.batch_norms, *skeleton.traits.instance_norms}
+    changes = (c for c in graph.effects.changes if c.by_data and not c.read and not saved.isdisjoint(c.names))
+    return [c.name for c in changes if norms.isdisjoint(map(owner, c.names))]
 
 
 def _unsaved(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:

@@ -41,6 +41,7 @@ class ModelTraits:
     model itself compiles. ``extra_states``: modules that override ``get_extra_state``. ``fused``: tensors
     that ``eval()`` makes of weights. ``global_hooks``: the functions by which the constructor registered
     global module hooks. ``batch_norms``: modules that normalize over the samples of a batch in training.
+    ``instance_norms``: modules of torch that normalize each sample, and keep the mean of all statistics.
     ``world``: the constructor's queries about the distributed processes. ``references``: modules with a
     Python reference to another module, each with a weight that both share. ``foreign_memory``: tensors that
     the constructor made in the memory of something else.
@@ -57,6 +58,7 @@ class ModelTraits:
     fused: tuple[str, ...] = ()
     global_hooks: tuple[str, ...] = ()
     batch_norms: tuple[str, ...] = ()
+    instance_norms: tuple[str, ...] = ()
     world: tuple[str, ...] = ()
     references: tuple[tuple[str, str], ...] = ()
     foreign_memory: tuple[ForeignMemory, ...] = ()

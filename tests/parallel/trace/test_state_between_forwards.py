@@ -181,6 +181,18 @@ def test_a_gradient_that_no_forward_reads_is_planned():
     assert refusal(holder("SavesGradient", "unread")) == ""
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["own", "instance"])
+def test_a_buffer_that_the_first_ranks_samples_decide_is_noted(kind, layout):
+    """An instance norm's is the mean over the ranks."""
+    text = (
+        "the forward updates middle.average from the samples of a data-parallel rank, and each step takes over those "
+        "of the first rank: another number of data-parallel ranks gives other values"
+    )
+    notes = [n.text for n in plan_job(holder("Average", kind, layout)).notes if n.key == "model"]
+    assert notes == ([text] if (kind, layout) == ("own", "replicas") else [])
+
+
 def test_the_state_of_torchs_own_modules_is_not_named():
     job = own("remembering_nets.Recurrent", [6], stages=1, checkpoint={"every": 2})
     assert checkpoint_notes(job) == [KEPT.replace("middle.kept", "hidden")]
