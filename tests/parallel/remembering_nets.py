@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.checkpoint import checkpoint
 
 LOG: list[int] = []
 
@@ -302,6 +303,39 @@ class Average(nn.Module):
             self.average.lerp_(x.detach().mean(0), 0.1)
             return x
         return x - self.average
+
+
+class Normed(nn.Module):
+    """A batch norm, which calls torch's checkpoint itself if ``inside``."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.inside = inside
+        self.lin, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+
+    def normed(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(self.lin(x))
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.normed, x, use_reentrant=False) if self.inside else self.normed(x)
+        return out
+
+
+class Checkpointed(nn.Module):
+    """A batch norm in a call of torch's checkpoint: ``outside``, by the root, or ``inside`` of the module."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.outside, self.reentrant = where != "inside", where == "reentrant"
+        self.a, self.middle, self.head = nn.Linear(6, 6), Normed(where == "inside"), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        out: Tensor = self.head(
+            checkpoint(self.middle, h, use_reentrant=self.reentrant) if self.outside else self.middle(h)
+        )
+        return out
 
 
 class Recurrent(nn.Module):

@@ -374,6 +374,7 @@ def _watched(
         "value_readers": among(watch.looks),
         "data_decides_calls": watch.steers,
         "recomputed": watch.recomputed(),
+        "checkpointed": tuple(watch.checkpointed.items()),
         "nested": among(watch.nested),
         "inferred": among(watch.inferred),
         "fills": among(watch.fills),

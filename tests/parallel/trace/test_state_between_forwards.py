@@ -193,6 +193,31 @@ def test_a_buffer_that_the_first_ranks_samples_decide_is_noted(kind, layout):
     assert notes == ([text] if (kind, layout) == ("own", "replicas") else [])
 
 
+@pytest.mark.parametrize(
+    ("where", "layout", "noted"),
+    [
+        ("outside", {}, False),
+        ("reentrant", {}, False),
+        ("inside", {}, False),
+        ("outside", {"pipeline": {"stages": 2}}, True),
+        ("outside", {"recompute": {"modules": "middle"}}, True),
+        ("reentrant", {"recompute": {"modules": "middle"}}, True),
+        ("inside", {"recompute": {"modules": "middle"}}, False),
+    ],
+)
+def test_statistics_that_the_models_own_checkpoint_updates_twice_are_noted(where, layout, noted):
+    model = {"_target_": "tests.parallel.remembering_nets.Checkpointed", "where": where}
+    job = own("remembering_nets.Checkpointed", [6], stages=1, model=model, parallel=layout)
+    notes = [n.text for n in plan_job(job).notes if "checkpoint" in n.text]
+    kept = "middle.norm.num_batches_tracked, middle.norm.running_mean, middle.norm.running_var"
+    text = (
+        f"the model's own torch.utils.checkpoint updates {kept} twice in each step of a plain loop, in the forward and "
+        "again in the backward, but this layout once: these get other values; use parallel.recompute in place of that "
+        "checkpoint: then every layout and a plain loop run it once"
+    )
+    assert notes == ([text] if noted else [])
+
+
 def test_the_state_of_torchs_own_modules_is_not_named():
     job = own("remembering_nets.Recurrent", [6], stages=1, checkpoint={"every": 2})
     assert checkpoint_notes(job) == [KEPT.replace("middle.kept", "hidden")]
