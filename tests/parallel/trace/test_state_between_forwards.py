@@ -218,6 +218,14 @@ def test_statistics_that_the_models_own_checkpoint_updates_twice_are_noted(where
     assert notes == ([text] if noted else [])
 
 
+@pytest.mark.parametrize("what", ["weight", "input"])
+def test_observers_of_weights_are_planned_and_those_of_samples_are_refused(what):
+    model = {"_target_": "tests.parallel.remembering_nets.Observes", "what": what}
+    job = own("remembering_nets.Observes", [6], stages=1, model=model, parallel=LAYOUTS["replicas"])
+    text = LOCAL.format("forward", "").replace("changes middle.", "changes the buffer observer.most")
+    assert refusal(job) == (text if what == "input" else "")
+
+
 def test_the_state_of_torchs_own_modules_is_not_named():
     job = own("remembering_nets.Recurrent", [6], stages=1, checkpoint={"every": 2})
     assert checkpoint_notes(job) == [KEPT.replace("middle.kept", "hidden")]
