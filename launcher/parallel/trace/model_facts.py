@@ -32,7 +32,7 @@ from launcher.parallel.trace.code_between_modules import (
 )
 from launcher.parallel.trace.forward_observer import ForwardObserver, watching
 from launcher.parallel.trace.memory_and_gradients import GraphNodeGradients, gradients, memory
-from launcher.parallel.trace.module_kinds import kind_of
+from launcher.parallel.trace.module_kinds import is_mean_over_samples, kind_of
 from launcher.parallel.trace.parameter_roles import param_roles
 from launcher.parallel.trace.run_module import Observers, needs_values, run_module
 from launcher.parallel.trace.state_between_forwards import (
@@ -177,6 +177,7 @@ def _traits(model: nn.Module) -> ModelTraits:
         compiled=tuple(n for n, m in modules if _compiled(m)),
         several_names=tuple(tuple(same) for same in names.values() if len(same) > 1),
         batch_norms=tuple(n for n, m in modules if _over_samples(m)),
+        instance_norms=tuple(n for n, m in modules if is_mean_over_samples(m, "running_mean")),
         extra_states=tuple(n for n, m in modules if type(m).get_extra_state is not nn.Module.get_extra_state),
         fused=_fused(model),
     )
@@ -234,9 +235,9 @@ def graph(
     known = skeleton(model)
     traced = trace_ours if ours else trace
     tracer = traced(model, leaves, meta(inputs), _loaded(known, model))
-    moved = tracer.watch.moved and not ours
     made = facts(tracer, known)
-    made = _remembering(made, model, inputs) if moved else made
+    moved = tracer.watch.moved or made.value_readers  # a branch on a value may change state
+    made = _remembering(made, model, inputs) if moved and not ours else made
     return made if ours else _drifting(_with_backward_reads(made, model, inputs), model, inputs)
 
 
@@ -388,6 +389,7 @@ def _watched(
         "value_readers": among(watch.looks),
         "data_decides_calls": watch.steers,
         "recomputed": watch.recomputed(),
+        "checkpointed": tuple(watch.checkpointed.items()),
         "nested": among(watch.nested),
         "inferred": among(watch.inferred),
         "fills": among(watch.fills),
@@ -467,7 +469,7 @@ def single_node_graph(model: nn.Module, inputs: Sequence[TensorSpec], ours: bool
     made, moved = _single_node(model, known, inputs)
     if ours and not modal(model):
         return _evaluated(made, made.effects)
-    if moved:
+    if moved or made.value_readers:
         made = _remembering(made, model, inputs)
     evaluated = copied(model)  # the model's own eval() may count calls or merge weights
     other = Effects()

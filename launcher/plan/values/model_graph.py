@@ -41,6 +41,7 @@ class ModelTraits:
     model itself compiles. ``extra_states``: modules that override ``get_extra_state``. ``fused``: tensors
     that ``eval()`` makes of weights. ``global_hooks``: the functions by which the constructor registered
     global module hooks. ``batch_norms``: modules that normalize over the samples of a batch in training.
+    ``instance_norms``: modules of torch that normalize each sample, and keep the mean of all statistics.
     ``world``: the constructor's queries about the distributed processes. ``references``: modules with a
     Python reference to another module, each with a weight that both share. ``foreign_memory``: tensors that
     the constructor made in the memory of something else.
@@ -57,6 +58,7 @@ class ModelTraits:
     fused: tuple[str, ...] = ()
     global_hooks: tuple[str, ...] = ()
     batch_norms: tuple[str, ...] = ()
+    instance_norms: tuple[str, ...] = ()
     world: tuple[str, ...] = ()
     references: tuple[tuple[str, str], ...] = ()
     foreign_memory: tuple[ForeignMemory, ...] = ()
@@ -368,10 +370,12 @@ class Graph:
     ``value_readers``: modules whose own code reads tensor values, so that what runs inside of them may differ
     from rank to rank. ``data_decides_calls``: the values of the data decide which units run, or in which
     order. ``overwrites``: modules that change their inputs in place. ``recomputed``: modules around several
-    units that one activation checkpoint recomputes. ``nested``: modules that run inside of themselves.
-    ``inferred``: modules that run in inference mode. ``fills``: modules that change a list or dictionary that
-    is passed to them. ``lazy``: modules that return a generator. ``strided``: modules that read the memory
-    layout of an argument that is not contiguous; ``gapped``: those of them whose argument also has gaps.
+    units that one activation checkpoint recomputes. ``checkpointed``: modules that run inside of a call of
+    torch's checkpoint, each with the module whose code makes the outermost such call. ``nested``: modules
+    that run inside of themselves. ``inferred``: modules that run in inference mode. ``fills``: modules that
+    change a list or dictionary that is passed to them. ``lazy``: modules that return a generator.
+    ``strided``: modules that read the memory layout of an argument that is not contiguous; ``gapped``: those
+    of them whose argument also has gaps.
     ``requires_grad_changes``: parameters whose ``requires_grad`` the forward sets, each with the module that
     does. ``other_parameters``: modules that are called with other parameters than their own.
     ``memory_writers``: modules that change the memory of their inputs, also by ``.data``. ``sparse``: modules
@@ -394,6 +398,7 @@ class Graph:
     effects: Effects = Effects()
     overwrites: tuple[str, ...] = ()
     recomputed: tuple[str, ...] = ()
+    checkpointed: tuple[tuple[str, str], ...] = ()
     nested: tuple[str, ...] = ()
     inferred: tuple[str, ...] = ()
     fills: tuple[str, ...] = ()
