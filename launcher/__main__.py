@@ -289,7 +289,7 @@ def script() -> NoReturn:
         tell(f"error: the current folder cannot be used: {error.strerror}; change to a folder that exists")
         sys.exit(REFUSED)
     if not sys.flags.safe_path and here not in sys.path:
-        sys.path.insert(0, here)  # as with python -m launcher, classes of the user are imported from here
+        sys.path.append(here)  # for classes of the user; last, so that no file here replaces a package
     gc_thresholds.seldom()
     spare_streams()
     global _is_command

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.__main__ import main
+from launcher.job.config_folders import ConfigFiles
 from tests.test_cli_bad_input import STEPS, head
 
 FILES = {
@@ -50,7 +51,7 @@ even-sized heads
     "control character": (
         'name: "\x01"\n',
         """
-  recipes/mine.yaml: not valid YAML: special characters are not allowed
+  recipes/mine.yaml:1:8: not valid YAML: special characters are not allowed
 """,
     ),
     "option that is not there": (
@@ -80,10 +81,18 @@ resnet34, resnet50, tied_pair)
           |   - override /modle: lm
 """,
     ),
+    "included recipe that is not there": (
+        "defaults:\n  - lm_single\n  - lm_sinlge  # mine\n",
+        """
+  recipes/mine.yaml:3:5: defaults: there is no recipe 'lm_sinlge', did you mean 'lm_single'? """
+        f"""(recipes: {", ".join(sorted((*ConfigFiles().options("recipe"), "mine")))})
+          |   - lm_sinlge  # mine
+""",
+    ),
     "list for a group of keys": (
         "train: [1]\n",
         """
-  recipes/mine.yaml: a list in place of a group of keys, or a group of keys in place of a list
+  recipes/mine.yaml:1:1: train: a list in place of a group of keys, or a group of keys in place of a list
 """,
     ),
     "missing values": (

@@ -112,6 +112,13 @@ def test_the_console_script_is_the_module(site: Path, tmp_path: Path) -> None:
         assert python(*words, "--version", cwd=tmp_path, path=site) == told
 
 
+def test_the_console_script_looks_in_the_current_folder_last(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "yaml.py").write_text("raise SystemExit('yaml.py of the current folder')")
+    (tmp_path / "mine.py").write_text("print('imported from', __file__)\n\n\nclass Net: ...\n")
+    words = ("show=config", "model={_target_: mine.Net}", "security.allow=[mine]")
+    assert "_target_: mine.Net" in python(site / "bin/launcher", *words, cwd=tmp_path, path=site)
+
+
 def test_a_wheel_says_its_version_its_license_and_that_it_is_typed(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         [metadata] = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]

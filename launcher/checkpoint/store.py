@@ -40,14 +40,15 @@ from launcher.checkpoint.tensorfile.disk import (
     publish,
     read_bytes,
     remove,
+    rename,
     sync,
     write_text,
 )
 from launcher.checkpoint.tensorfile.encryption import ANOTHER, FORMS, check_key, derived, load_key
-from launcher.checkpoint.tensorfile.watched_folder import make_folder
+from launcher.checkpoint.tensorfile.watched_folder import below, make_folder, open_file
 from launcher.checkpoint.write import RankRecord
 from launcher.plan.resolve.encryption import ANYONE, Trust
-from launcher.untrusted.files import LINK
+from launcher.untrusted.files import LINK, RefusedFile
 
 LATEST = "latest"
 STEP = re.compile(r"step-(\d+)")
@@ -190,8 +191,8 @@ def commit(
 
     One rank calls this after ``write_rank`` has returned on all ranks. A complete checkpoint of the same name
     is replaced if it is of the same training; anything else of that name, also an incomplete checkpoint, is
-    renamed (``replaced-step-000100``). The file ``latest`` is
-    written last; until then it names the previous checkpoint.
+    renamed (``replaced-step-000100``). The file ``latest`` is written last; until then it names the previous
+    checkpoint.
 
     Args:
         partial_folder: The folder that the ranks wrote to, ``partial(final_folder)``.
@@ -201,7 +202,7 @@ def commit(
     """
     seal(partial_folder, records, state)
     if os.path.lexists(final_folder) and not _same_training(final_folder, state):
-        final_folder.rename(_free_name(final_folder))
+        rename(final_folder, _free_name(final_folder))
     publish(partial_folder, final_folder)
     point(final_folder, records[0].key)
 
@@ -415,13 +416,13 @@ def prune(checkpoints: Path, keep: int, best: int | None = None) -> tuple[Path, 
         raise ValueError(f"keep: {keep} would delete the checkpoint just written; keep at least 1")
 
     if checkpoints.is_symlink():
-        raise ValueError(f"{checkpoints}: {LINK}")
+        raise RefusedFile(checkpoints, LINK)
 
     # delete files and folders that killed runs left behind
     for trash in checkpoints.glob("step-*.trash"):
         clear(trash)
     for torn in checkpoints.glob(f".{LATEST}.*"):  # from a run that was killed before it renamed the file
-        torn.unlink()
+        clear(torn)
 
     last = _pointed(checkpoints)
     state = {} if last is None else _read_state(last)
@@ -480,12 +481,17 @@ def _pointed(checkpoints: Path) -> Path | None:
 
 def _sweep(folder: Path, keep: set[str]) -> None:
     """Deletes all files except ``keep`` (paths within ``folder``), and the folders that are then empty."""
-    for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_dir():
-            if not any(path.iterdir()):
-                path.rmdir()
-        elif path.relative_to(folder).as_posix() not in keep:
-            path.unlink()
+    at = open_file(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for root, folders, names, inner in os.fwalk(".", topdown=False, dir_fd=at):
+            for name in names:
+                if Path(root, name).as_posix() not in keep:
+                    os.unlink(name, dir_fd=inner)
+            for name in folders:
+                with suppress(OSError):  # it is not empty, or a link
+                    os.rmdir(name, dir_fd=inner)
+    finally:
+        os.close(at)
 
 
 @contextmanager
@@ -493,9 +499,10 @@ def fresh(final: Path) -> Iterator[Path]:
     """Yields an empty folder next to ``final``, which replaces ``final`` when the block ends.
 
     If the block raises, the new folder is deleted. If ``final`` is a link, the folder that it leads to is
-    replaced.
+    replaced; in a run folder the link itself is.
     """
-    final = Path(os.path.realpath(final))
+    if not below(final):
+        final = Path(os.path.realpath(final))
     new = hidden(final)
     clear(new)
     make_folder(new)

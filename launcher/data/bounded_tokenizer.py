@@ -10,19 +10,22 @@ import string
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from launcher.data.limited_child import ChildFailed, LimitExceeded, in_child
 from launcher.errors import RunError, printable
-from launcher.untrusted.files import read_bytes
+from launcher.untrusted.files import brief, read_bytes
 
 LONGEST = 64 << 20  # bytes of a tokenizer file; the file of Gemma 3, with 262 000 tokens, has half as many
 SECONDS, ROOM = 10, 1 << 30
 """The processor time in seconds and the memory in bytes that a trial may take, including the loading."""
 MOST = 64
 """The most characters, or tokens, that a character may become. In Unicode U+FDFA becomes the most, 18."""
+IDS = 1 << 31
+"""Tokens are kept as numbers of 32 bits with a sign."""
 REPEATED = 200
 SHOWN = 200
 CHARACTERS = (*string.printable, *"éßАα中あ한😀ﷺ\u0301\u200d\xa0\ufffd")
@@ -87,6 +90,10 @@ def try_out(path: str) -> str:
         return "" if isinstance(error.__cause__, Exception) else _reason(error)
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    token, last = max(vocabulary.items(), key=itemgetter(1), default=("", 0))
+    if last >= IDS:
+        return f"its token {brief(token)} has the id {last}; ids must be below {IDS}"
     try:
         with native_errors("it"):
             for text in (*CHARACTERS, *TEXTS):

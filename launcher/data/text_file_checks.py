@@ -96,7 +96,7 @@ def _meant(key: str, path: str) -> str:
 
 def _tokenizer(path: Path, vocab_size: int) -> Iterator[Problem]:
     try:
-        size = text_tokenizer.load(path).get_vocab_size()
+        size = text_tokenizer.vocab_size(text_tokenizer.load(path))
     except ValueError as error:
         yield Problem("data.tokenizer_file", str(error))
         return

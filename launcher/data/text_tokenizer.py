@@ -73,6 +73,11 @@ def encode(tokenizer: Tokenizer, text: str, file: object = TOKENIZER) -> NDArray
     return np.array(row.ids, np.int32)
 
 
+def vocab_size(tokenizer: Tokenizer) -> int:
+    """Returns the smallest vocabulary size that has all ids; there may be ids that no token has."""
+    return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+
+
 def token_bytes(tokenizer: Tokenizer) -> list[int]:
     """Returns the number of bytes of each token of a tokenizer that ``train`` made.
 

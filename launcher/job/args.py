@@ -50,7 +50,7 @@ def parse(argv: Sequence[str]) -> Args:
             flag = SHORT.get(name, name)
             if name == "sweep_dir" and equals:
                 sweep_dir = Path(value)
-                wrong += _not_local(word, value)
+                wrong += _not_local("sweep_dir", value, value, (word,))
             elif not word.startswith("-"):
                 overrides.append(word)
             elif flag not in FLAGS:
@@ -62,14 +62,16 @@ def parse(argv: Sequence[str]) -> Args:
             else:
                 if not equals:
                     value = rest.pop(0) if rest else ""
+                typed = (word,) if equals or not value else (word, value)
                 if flag == "--config-dir":
-                    config_dir = Path(value) if value else None
+                    refused = _not_local("", f"{flag} {value}", value, typed) if value else []
+                    wrong += refused
+                    config_dir = Path(value) if value and not refused else None
                     if not value:
                         wrong.append(Problem("", "--config-dir: needs a folder", "", (word,)))
                 elif flag == "--completion":
                     completion = value
                     if value not in SHELLS:
-                        typed = (word,) if equals or not value else (word, value)
                         text = f"{' '.join(typed)}: needs the name of a shell: {', '.join(SHELLS)}"
                         wrong.append(Problem("", text, "", typed))
                 elif value == "job":
@@ -93,14 +95,11 @@ def parse(argv: Sequence[str]) -> Args:
     )
 
 
-def _not_local(word: str, value: str) -> list[Problem]:
-    from launcher.job.schema.paths import local
+def _not_local(key: str, shown: str, path: str, words: tuple[str, ...]) -> list[Problem]:
+    from launcher.job.schema.paths import unusable
 
-    try:
-        local(value)
-    except ValueError as error:
-        return [Problem("sweep_dir", f"{value}: {error}", "", (word,))]
-    return []
+    why = unusable(path)
+    return [Problem(key, f"{shown}: {why}", "", words)] if why else []
 
 
 def _no_sweep(typed: str) -> Problem:

@@ -17,7 +17,7 @@ from launcher.errors import Problem, RequestError
 from launcher.job import intended_value, recipe_trust, sweep_grid
 from launcher.job import overrides as override_words
 from launcher.job.config_folders import ConfigFiles
-from launcher.job.cures.options_of_other_programs import no_option, right_name
+from launcher.job.cures.options_of_other_programs import no_option, of_other_programs, right_name
 from launcher.job.cures.paste import with_group_cures
 from launcher.job.cures.validation_errors import explain, missing, shown
 from launcher.job.hydra_compose import COMPLETE, CONFIG, GROUP, Composed, hydrate
@@ -28,6 +28,7 @@ from launcher.job.schema import keys as schema_keys
 from launcher.job.schema.base import yaml_text
 from launcher.job.schema.did_you_mean import nearest
 from launcher.job.schema.job import Job
+from launcher.job.schema.paths import unusable
 from launcher.job.schema.redact import HIDDEN, secret
 from launcher.job.schema.redact import text as redacted
 from launcher.job.schema.steps import named
@@ -151,7 +152,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
         job, unknown = sweep_grid.named_operators(job, configs)
         problems += unknown
     if job is None or problems:
-        relevant = _relevant(problems, misspelled)
+        relevant = [trust.without_moves(p, origins) for p in _relevant(problems, misspelled)]
         raise BadRequest(with_group_cures(relevant, typed, origins), origins)
     return Request(job, data, origins, tuple(overrides), tuple(trust.code(data, origins)))
 
@@ -175,6 +176,7 @@ def _config_files(
             typed = tuple(Override(t.key, path.stem, t.text) if t is o else t for t in typed)
         else:
             why = "its name must end in .yaml" if path.is_file() else "there is no such file"
+            why = unusable(o.value) or why
             problems.append(Problem("recipe", f"{o.value}: {why}", _file_meant(o.value)))
             typed = tuple(t for t in typed if t is not o)
 
@@ -212,6 +214,8 @@ def _choices(groups: list[Override], configs: ConfigFiles, problems: list[Proble
         # refuse, delete or choose
         if o.add and o.key in LISTS:
             problems.append(Problem(o.key, f"{o.text}: give the complete list, in order"))
+        elif isinstance(o.value, list) and o.key not in LISTS and len(names) != 1:
+            problems.append(_takes_one(o.key, names, options))
         elif bad and not o.delete:
             problems += [_misspelled(o, b, options) for b in bad]
         elif o.key == "steps" and (o.delete or o.value is None):
@@ -223,6 +227,25 @@ def _choices(groups: list[Override], configs: ConfigFiles, problems: list[Proble
             listed = f"[{','.join(map(written, names))}]" if isinstance(o.value, list) else written(names[0])
             texts.append(f"{o.key}={listed}")
     return texts
+
+
+_COMPARED = {"recipe", "model", "data", "loss", "optim", "schedule", "operators"}
+"""Groups whose options can be compared in a sweep."""
+
+
+def _takes_one(group: str, names: Sequence[str], options: Sequence[str]) -> Problem:
+    """Returns the problem of a list for a ``group`` that takes one option; Hydra would use the last."""
+    text = f"{written(names)}: takes one option, not a list; choose one"
+    meant = dict.fromkeys(n if n in options else right_name(group, n, options) or n for n in names)
+    unknown = not meant or not meant.keys() <= set(options) or any(of_other_programs(group, n) for n in names)
+    if unknown:
+        return Problem(group, f"{text} (options: {', '.join(options)})")
+    if len(meant) == 1:
+        return Problem(group, text, paste(group, *meant))
+    if group not in _COMPARED:
+        return Problem(group, text)
+    each = ",".join(map(written, meant))
+    return Problem(group, f"{text}, or run each of them with -m", f"-m {shell(f'{group}={each}')}")
 
 
 def _misspelled(o: Override, bad: str, options: Sequence[str]) -> Problem:

@@ -33,7 +33,7 @@ from launcher.job.merge import CHOSEN, RESOLVER, WordsOfFiles
 from launcher.job.overrides import LISTS, hydra_hint, quoted, written
 from launcher.job.schema.did_you_mean import unknown_choice
 from launcher.job.schema.redact import text as redacted
-from launcher.job.yaml_limits import Hostile, check, load
+from launcher.job.yaml_limits import Hostile, check, composed, load
 
 GROUP = "recipe"
 HEADER = 512
@@ -347,7 +347,7 @@ def _syntax(error: yaml.YAMLError) -> Problem:
     """Returns a YAML syntax error with its line."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         name, why = getattr(error, "name", "?"), getattr(error, "reason", error)
-        return Problem("", f"{short(Path(name))}: not valid YAML: {why}")
+        return Problem("", f"{short(Path(name))}{_place_of(error)}: not valid YAML: {why}")
     mark, start = error.problem_mark, error.context_mark
     why = str(error.problem)
     if start is not None and start.line != mark.line and "duplicate" not in why:
@@ -356,6 +356,15 @@ def _syntax(error: yaml.YAMLError) -> Problem:
     source = f"\n          | {redacted(lines[mark.line].rstrip())}" if mark.line < len(lines) else ""
     where = f"{short(Path(mark.name))}:{mark.line + 1}:{mark.column + 1}"
     return Problem("", f"{where}: not valid YAML: {why}{source}")
+
+
+def _place_of(error: yaml.YAMLError) -> str:
+    """Returns the line and the column of a character that YAML does not allow; "" if the error has none."""
+    name, position = getattr(error, "name", None), getattr(error, "position", None)
+    if not isinstance(name, str) or not isinstance(position, int) or not Path(name).is_file():
+        return ""
+    before = Path(name).read_text(encoding="utf-8", errors="replace")[:position]
+    return f":{before.count(chr(10)) + 1}:{position - before.rfind(chr(10))}"
 
 
 def _missing_option(error: MissingConfigException, configs: ConfigFiles, choices: Sequence[str]) -> Problem:
@@ -367,8 +376,24 @@ def _missing_option(error: MissingConfigException, configs: ConfigFiles, choices
         options = configs.options(of) if of != GROUP else ()
         if options:
             return no_option(of, name, options)
+    if group == GROUP and (included := _missing_recipe(option, configs, choices)):
+        return included
     hydras = Problem("", " ".join(str(error).partition("Config search path")[0].split()))
     return _relative_choice(group.removeprefix("recipe/"), option, configs, choices) or hydras
+
+
+def _missing_recipe(name: str, configs: ConfigFiles, choices: Sequence[str]) -> Problem | None:
+    """Returns the problem of a recipe that includes a recipe ``name``, which does not exist."""
+    unknown = f"there is no recipe {name!r}{unknown_choice(name, configs.options(GROUP), 'recipes')}"
+    for path in _read_recipes(configs, choices):
+        for n, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            got = re.search(
+                rf"(?<![\w./-])(?:/?recipe/)?{re.escape(name)}(?![\w./-])", line.partition("#")[0]
+            )
+            if got:
+                where = f"{short(path)}:{n}:{got.start() + 1}"
+                return Problem("", f"{where}: defaults: {unknown}\n          | {redacted(line.rstrip())}")
+    return None
 
 
 def _relative_choice(group: str, option: str, configs: ConfigFiles, choices: Sequence[str]) -> Problem | None:
@@ -416,11 +441,32 @@ def _conflict(text: str, configs: ConfigFiles, choices: Sequence[str]) -> Proble
 
     # everything else in Hydra's words, with the path of the file
     text = text.partition(" full_key:")[0]
-    if re.search(r"Cannot merge (Dict|List)Config with (Dict|List)Config", text):
+    mixed = re.search(r"Cannot merge (Dict|List)Config with (Dict|List)Config", text)
+    if mixed:
         where = text.partition(":")[0]
         text = f"{where}: a list in place of a group of keys, or a group of keys in place of a list"
     within = re.match(r"In '([^']+)': (.*)", text)
     if within:
         path = configs.file(within[1])
-        text = f"{short(path) if path else within[1]}: {within[2]}"
+        like = composed(configs.conf[0] / f"{CONFIG}.yaml") if mixed else None
+        at = _misplaced(composed(path), like) if path else ""
+        text = f"{short(path) if path else within[1]}{at}: {within[2]}"
     return Problem("", text)
+
+
+def _misplaced(node: yaml.Node | None, like: yaml.Node | None) -> str:
+    """Returns the line and the column of a list where ``like`` has a group of keys, or the reverse.
+
+    It is "" if there is none.
+    """
+    if not isinstance(node, yaml.MappingNode) or not isinstance(like, yaml.MappingNode):
+        return ""
+    known = {key.value: value for key, value in like.value if key.value != "defaults"}
+    for key, value in node.value:
+        other = known.get(key.value)
+        kinds = {type(value), type(other)}
+        if kinds == {yaml.MappingNode, yaml.SequenceNode}:
+            return f":{key.start_mark.line + 1}:{key.start_mark.column + 1}: {key.value}"
+        if deeper := _misplaced(value, other):
+            return deeper
+    return ""

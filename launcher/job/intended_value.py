@@ -11,7 +11,7 @@ import yaml
 
 from launcher.job.schema import keys
 from launcher.job.schema.did_you_mean import nearest
-from launcher.job.schema.paths import RUN
+from launcher.job.schema.paths import RUN, scheme
 
 NOTHING = ("none", "nil", "null", "nan", "nothing")
 OFF = ("off", "no", "never", "false", "disable", "disabled", "unlimited", "inf", "infinity")
@@ -302,8 +302,11 @@ def _texts(key: str, bad: str) -> Iterator[Any]:
             yield expanded
         return
 
-    # an address without a password; it is not a path
-    if "://" in bad:
+    # a URL of a file; any other URL without a password, which is not a path
+    if re.match(r"file:/(?!/[^/])", bad):
+        yield re.sub(r"\Afile:/+", "/", bad)
+        return
+    if "://" in bad or scheme(bad):
         yield re.sub(r"://[^/@]*@", "://", bad)
         return
 

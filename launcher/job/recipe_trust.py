@@ -8,6 +8,7 @@ the launcher's options; it may not bring code, start a program, or read the envi
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,7 @@ from omegaconf import OmegaConf
 
 from launcher.errors import Problem
 from launcher.job.config_folders import CONF, RECIPES, ConfigFiles, shipped, short
-from launcher.job.cures.keeps_meaning import overlap
+from launcher.job.cures.keeps_meaning import overlap, settings
 from launcher.job.hydra_compose import Layer
 from launcher.job.merge import RESOLVER, put
 from launcher.job.origins import Origin, Origins
@@ -102,6 +103,23 @@ class Trust:
                     cure = paste(key, value) if isinstance(value, str) and "${" not in value else self._cure
                     yield Problem(key, f"{addresses(str(value))}: {reason}, and {self._why}", cure)
             yield from self._of_axes(data)
+
+    def without_moves(self, problem: Problem, origins: Origins) -> Problem:
+        """Returns ``problem``, without a cure that moves a value of the files to a setting they must not set.
+
+        The user would type such a value without having chosen it.
+        """
+        origin = origins.of(problem.key) if problem.key else None
+        words = shlex.split(problem.cure)
+        if not self._why or origin is None or origin.typed or f"~{problem.key}" not in words:
+            return problem
+        for key, _ in settings(words):
+            for setting, reason in (PROGRAMS | SENDS | OF_THE_COMMAND).items():
+                if key != problem.key and overlap(key, setting):
+                    end = "" if problem.text.endswith("?") else ";"
+                    text = f"{problem.text}{end} {setting} cannot be set there: {reason}, and {self._why}"
+                    return Problem(problem.key, text)
+        return problem
 
     def _of_axes(self, data: Mapping[str, Any]) -> Iterator[Problem]:
         """Yields a problem for each axis of a sweep by which a file would set what it must not set."""

@@ -124,6 +124,7 @@ class Observed:
     unsteady: tuple[str, ...]
     mixed: tuple[str, ...]
     batch_dependent: bool
+    reads_values: bool = False
     lookups: tuple[EmbeddingLookup, ...] = ()
 
 
@@ -397,7 +398,7 @@ def _request_problems(
     """Yields the reasons why a run would train other numbers than one process, or not shard as requested."""
     yield from resolve.param_problems(job, at.params)
     yield from model_refusals.untrained(job, model.skeleton, model.graph)
-    yield from model_refusals.layout_problems(job, at, model.skeleton, model.graph)
+    yield from model_refusals.layout_problems(job, at, model.skeleton, model.graph, model.recomputed)
     yield from model_refusals.id_problems(job, model.graph)
     yield from optimizer.problems(job, traits, at, model.graph)
     yield from model_refusals.problems(job, at.params, model.graph)
@@ -437,6 +438,7 @@ def _observed(model: TracedModel, traits: OptimizerTraits | None) -> Observed:
         unsteady=evaluation.unsteady(model.skeleton, model.graph),
         mixed=effects.mixed,
         batch_dependent=bool(effects.changes or effects.mixed),
+        reads_values=bool(model.graph.value_readers),
         lookups=effects.lookups,
     )
 
@@ -446,7 +448,7 @@ def _late(job: Job, model: TracedModel, at: CutModel, step: Prediction | None) -
     return [
         *([model.built_unsharded] if model.built_unsharded else []),
         *model_refusals.notes(at.params, at.sizes, model_refusals.changed_tensors(model.graph, at.sizes)),
-        *model_refusals.remarks(job, model.skeleton, model.graph, at.sizes),
+        *model_refusals.remarks(job, model.skeleton, model.graph, at, model.recomputed),
         *hsdp.notes(job, at.sizes, at.params),
         *gather_order.notes(model.graph, at.params),
         *model_refusals.lora_notes(job, at.params),

@@ -246,7 +246,8 @@ def _with_recomputation(
     ``tried``: the modules that could not be recomputed on a few samples, and why.
     """
     recomputed = recompute.with_restored(recomputed, graph)
-    refuse(recompute.problems(recomputed, tried | recompute.not_repeatable(recomputed, graph, skeleton)))
+    wrong = tried | recompute.not_repeatable(recomputed, graph, skeleton)
+    refuse(recompute.problems(recomputed, wrong, graph, skeleton))
     together = dict.fromkeys((*graph.recomputed, *(r.module for r in recomputed)))
     return TracedForward(operators, recomputed, replace(graph, recomputed=tuple(together)))
 

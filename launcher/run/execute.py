@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.checkpoint.store import latest, step_folder
-from launcher.checkpoint.tensorfile.watched_folder import identity, still_there, watched
+from launcher.checkpoint.tensorfile.watched_folder import identity, make_folder, still_there, watched
 from launcher.console import discard_output, say
 from launcher.job.schema.data import Chat, Text
 from launcher.job.schema.job import Job
@@ -313,7 +313,7 @@ def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
 
 @contextmanager
 def _logged(path: Path) -> Iterator[None]:
-    path.parent.mkdir(exist_ok=True)
+    make_folder(path.parent)
     handler = LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)

@@ -39,6 +39,13 @@ NAME = "request.yaml"
 """The file in the run folder."""
 
 
+def words(run: Path) -> tuple[str, str]:
+    """Returns the overrides that start the run in the folder ``run``, quoted for the override grammar."""
+    from launcher.job.overrides import quoted  # imports Hydra, which the status of a run does not need
+
+    return f"recipe={quoted(str(run / NAME))}", f"run_dir={quoted(str(run))}"
+
+
 def write(job: Job, plan: Plan, run: Path) -> int:
     """Writes the request into the run folder. Returns the number of ranks per node."""
     each = plan.sizes.grid.size // job.launch.nnodes

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import refuse
-from launcher.job.schema import redact
+from launcher.job.schema import paths, redact
 from launcher.job.schema.data import Chat, Text
 from launcher.job.schema.job import Job
 from launcher.plan.values.note import Note
@@ -127,5 +127,7 @@ def _done(job: Job, config: str, overrides: Sequence[str]) -> tuple[str, ...]:
         return ()
     key, where = run_location(job)
     unwritable = run_folder.check_writable(where, key)
-    refuse([p for p in [run_folder.check_entries(where)] if p])
+    foreign = run_folder.check_own_folder(where) if key == "run_dir" else None
+    requested = paths.names(job.model_dump(mode="json"))
+    refuse([p for p in [foreign or run_folder.check_entries(where, requested)] if p])
     return () if unwritable else status_record.done(job, overrides, config)

@@ -110,15 +110,16 @@ def own(job: Job, run: Path) -> Path | None:
         text = f"{run}: cannot resume from this run folder: {error}"
         raise RequestError((Problem("run_dir", text),)) from error
     if flaws:
-        text = f"{run}: cannot resume from this run folder: {flaws[0]}; restore that folder, or move it away"
-        raise RequestError((Problem("run_dir", text),))
+        text = f"{run}: cannot resume from this run folder: {flaws[0]}"
+        cure = "restore that folder or move it away; checkpoint.resume=never starts a new training"
+        raise RequestError((Problem("run_dir", f"{text}; {cure}"),))
     return newest
 
 
 def _own(job: Job) -> Path | None:
     """Returns the checkpoint that a run in ``run_dir`` resumes from.
 
-    Returns ``None`` while another launcher runs there.
+    Returns ``None`` while another launcher runs there. Raises ``RequestError`` as ``own`` does.
     """
     if job.run_dir is None or job.checkpoint.resume != "auto" or _busy(Path(job.run_dir)):
         return None

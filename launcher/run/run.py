@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from launcher.checkpoint.tensorfile.watched_folder import watched
 from launcher.console import say, tell
 from launcher.errors import DONE, Problem, RequestError, refuse
 from launcher.job.schema.job import Job
@@ -183,16 +184,28 @@ def run_request(request: Request, words: Sequence[str], others: FollowerRanks | 
 def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Plans ``job``, runs its steps and returns their results.
 
-    Raises ``RequestError`` before anything is started or written, ``RunError`` if the run failed,
-    ``Interrupted`` if a signal stopped it. Under torchrun or srun only rank 0 calls it; the others call
-    ``follow_rank_0``.
+    The job is complete: ``recipe`` only records what it was composed from. Raises ``RequestError`` before
+    anything is started or written, ``RunError`` if the run failed, ``Interrupted`` if a signal stopped it.
+    Under torchrun or srun only rank 0 calls it; the others call ``follow_rank_0``.
     """
     from launcher.job.compose import Request  # imports Hydra, which joining ranks do not need
     from launcher.job.origins import Origins
 
+    refuse(tuple(_of_command_line(job)))
     request = Request(job, job.model_dump(mode="json", by_alias=True), Origins(), tuple(overrides))
     with console_log.recorded(), _others(job) as others:
         return run(request, command or ["python", *sys.argv], others)
+
+
+def _of_command_line(job: Job) -> Iterator[Problem]:
+    """Yields a problem for each setting of ``job`` that asks the command for something else than one run."""
+    if job.show is not None:
+        yield Problem("show", f"{job.show}: run_job runs the job; leave it out, or print plan_job(job)")
+    if job.sweep.over:
+        keys = ", ".join(job.sweep.over)
+        yield Problem(
+            "sweep.over", f"{keys}: run_job runs one job; call it for each value, or run launcher -m"
+        )
 
 
 def follow_rank_0(timeout_s: Callable[[], float] = lambda: Launch().timeout_s) -> int:
@@ -334,7 +347,7 @@ def _opened(settled: ResolvedRequest, others: FollowerRanks | None) -> Iterator[
     )
     if others is not None:
         others.went_to(folder)
-    with locked(folder):
+    with locked(folder), watched(folder):
         yield folder
 
 

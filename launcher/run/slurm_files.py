@@ -144,9 +144,7 @@ def container(slurm: Slurm) -> str:
 
 
 def _command(at: RunPaths) -> str:
-    words: Sequence[str] = (
-        str(at.python), "-m", "launcher", f"recipe={at.run / frozen_request.NAME}", f"run_dir={at.run}",
-    )  # fmt: skip
+    words: Sequence[str] = (str(at.python), "-m", "launcher", *frozen_request.words(at.run))
     return " ".join(map(quote, words))
 
 
@@ -241,4 +239,11 @@ def _log_options(slurm: Slurm) -> str:
 
 
 def _array_command(many: ManyRuns) -> str:
-    return f'{quote(str(many.python))} -m launcher "recipe=$run/{frozen_request.NAME}" "run_dir=$run"'
+    start = f"{quote(str(many.python))} -m launcher"
+    recipe, run_dir = frozen_request.words(many.folder / "RUN")
+    if run_dir == f"run_dir={many.folder / 'RUN'}":
+        return f'{start} "recipe=$run/{frozen_request.NAME}" "run_dir=$run"'
+
+    # the override grammar reads this folder only in quotes, which end after the name of the run
+    parts = (word.rpartition("/RUN") for word in (recipe, run_dir))
+    return " ".join([start, *(f'{quote(head)}"/${{run##*/}}"{quote(tail)}' for head, _, tail in parts)])

@@ -15,6 +15,7 @@ from typing import Any
 from launcher.checkpoint.store import complete_ones, incomplete, latest
 from launcher.console import say
 from launcher.errors import DONE, Problem, RequestError, RunError, error_text, printable
+from launcher.job.schema.paths import unusable
 from launcher.plan.values.text import bytes_text, many, scaled, seconds_text
 from launcher.run import slurm, slurm_files
 from launcher.run.submit_to_cluster import JOB, SKY
@@ -51,6 +52,8 @@ def check(words: Sequence[str]) -> tuple[Path, dict[str, Any]]:
     if len(rest) != 1 or rest[0].startswith("-"):
         text = f"{name}: takes one run folder, as launcher {name} runs/NAME/0001"
         raise RequestError((Problem("", text, "", tuple(words)),))
+    if why := unusable(rest[0]):
+        raise RequestError((Problem("", f"{name} {rest[0]}: {why}", "", tuple(words)),))
     run = Path(rest[0])
     status = run_folder.read_status(run)
     if status is None:

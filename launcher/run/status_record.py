@@ -13,7 +13,8 @@ from typing import Any
 
 from launcher.checkpoint.layout.derive_strategy import strategy_of_plan
 from launcher.checkpoint.layout.strategy_file import dump
-from launcher.checkpoint.tensorfile.disk import write_text
+from launcher.checkpoint.tensorfile.disk import clear, write_text
+from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.errors import error_text
 from launcher.job import targets
 from launcher.job.schema import redact
@@ -167,7 +168,7 @@ def write_start_files(run: Path, plan: Plan, command: Sequence[str], config: str
     if anew:
         stale += run.glob("strategy/*.json")
     for file in stale:
-        file.unlink()
+        clear(file)
 
     run_folder.write_command(run, [redact.text(word) for word in command])
     files = {
@@ -177,7 +178,7 @@ def write_start_files(run: Path, plan: Plan, command: Sequence[str], config: str
         **pictures(plan),
     }
     if plan.graph is not None:
-        (run / "graphs").mkdir(exist_ok=True)
+        make_folder(run / "graphs")
     for name, content in files.items():
         if _reads(run / name) != content:  # so that a resumed run needs no space for unchanged files
             write_text(run / name, content)

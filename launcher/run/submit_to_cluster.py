@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
@@ -43,7 +44,7 @@ def submit(job: Job, plan: Plan, run: Path) -> tuple[str, dict[str, str]]:
         return f"not submitted: {kubernetes.write(job, plan, run)}", {}
     number = slurm.submit(job, plan, run)
     if not number:
-        return f"not submitted: sbatch {run / slurm_files.SCRIPT_FILE}", {}
+        return f"not submitted: sbatch {quote(str(run / slurm_files.SCRIPT_FILE))}", {}
     file = run / slurm_files.SCRIPT_FILE
-    message = f"job {number} of Slurm, {file}; its output: tail -F {run}/slurm-{number}.log"
+    message = f"job {number} of Slurm, {file}; its output: tail -F {quote(f'{run}/slurm-{number}.log')}"
     return message, {"slurm": number}

@@ -45,10 +45,12 @@ class ConsoleLog:
 
     def keep_in(self, run: Path) -> None:
         """Continues the console log of ``run``. Raises ``OSError``, ``RefusedFile`` for a link."""
-        from launcher.untrusted.files import open_below  # here: a refused request has no folder
+        # here: a refused request has no folder
+        from launcher.checkpoint.tensorfile.watched_folder import make_folder
+        from launcher.untrusted.files import open_below
 
         self.close()
-        (run / NAME).parent.mkdir(exist_ok=True)
+        make_folder((run / NAME).parent)
         self._fd = open_below(run, NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._file = lossy(self._fd)
         self.write("".join(self._early))

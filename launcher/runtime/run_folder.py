@@ -78,16 +78,29 @@ LIBRARY_FOLDERS = ("loggers",)
 """Folders in which other libraries write, and may create links."""
 
 
-def check_entries(run: Path) -> Problem | None:
-    """Returns the problem of links or entries of the wrong type where a run would write in ``run``."""
+def check_entries(run: Path, requested: Sequence[str] = ()) -> Problem | None:
+    """Returns the problem of links or entries of the wrong type where a run would write in ``run``.
+
+    ``requested``: names of files and folders that settings of the run add (``run:NAME``).
+    """
     folders = [run / name for name in FOLDERS if os.path.lexists(run / name)]
     files = [run / name for name in FILES if os.path.lexists(run / name)]
-    bad_links = list(dict.fromkeys(link for path in (*folders, *files) for link in _links(path)))
+    every = [*folders, *files, *(run / name for name in requested if os.path.lexists(run / name))]
+    bad_links = list(dict.fromkeys(link for path in every for link in _links(path)))
     if bad_links:
         return linked("run_dir", run, "a run folder", bad_links)
     wrong = [f"{path} is not a folder" for path in folders if not path.is_dir()]
     wrong += [f"{path} is not a file" for path in files if not path.is_file()]
     return Problem("run_dir", f"{run} is not a run folder: {'; '.join(wrong)}") if wrong else None
+
+
+def check_own_folder(run: Path) -> Problem | None:
+    """Returns the problem of a folder that cannot be that of one run: the root, or the home of the user."""
+    absolute = os.path.realpath(run)
+    if absolute not in (os.sep, os.path.realpath(os.path.expanduser("~"))):
+        return None
+    kind = "the root folder" if absolute == os.sep else "your home folder"
+    return Problem("run_dir", f"{run}: is {kind}; a run writes its files into a folder of its own")
 
 
 def linked(key: str, folder: Path, kind: str, bad_links: Sequence[Path]) -> Problem:
@@ -157,7 +170,8 @@ def write_status(run: Path, opened: int | None = None, /, **fields: Any) -> None
         ):
             file.write(data)
             file.truncate()
-        os.replace(NEXT_STATUS, STATUS, src_dir_fd=at, dst_dir_fd=at)
+        with named_errors(run / STATUS, len(data)):
+            os.replace(NEXT_STATUS, STATUS, src_dir_fd=at, dst_dir_fd=at)
     except OSError:
         with suppress(FileNotFoundError):
             os.unlink(NEXT_STATUS, dir_fd=at)

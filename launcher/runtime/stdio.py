@@ -6,11 +6,14 @@ import io
 import os
 import stat
 import sys
+from contextlib import suppress
 from typing import Any, TextIO
 
 
 class _Lossy(io.FileIO):
-    """A file that drops what does not fit on the disk."""
+    """A file that drops what does not fit on the disk. Standard error says so once of standard output."""
+
+    _reported = False
 
     def write(self, data: Any) -> int:
         try:
@@ -20,6 +23,11 @@ class _Lossy(io.FileIO):
 
             if error.errno not in (*FULL, *BROKEN):
                 raise
+            if self.fileno() == 1 and not self._reported:
+                self._reported = True
+                text = f"standard output: {os.strerror(error.errno or 0)}; what does not fit is lost"
+                with suppress(OSError):
+                    os.write(2, f"{text}\n".encode())
             return memoryview(data).nbytes
 
 
@@ -56,10 +64,11 @@ def open_missing() -> None:
 
 
 def spare_streams() -> None:
-    """Makes standard streams ``lossy`` if they are files, as under ``sbatch``."""
+    """Makes standard streams ``lossy`` if they are files, as under ``sbatch``, or devices, as /dev/full."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if stat.S_ISREG(os.fstat(fd).st_mode):
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not os.isatty(fd)):
             stream.flush()
             setattr(sys, name, lossy(fd))
             setattr(sys, f"__{name}__", getattr(sys, name))

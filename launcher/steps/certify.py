@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from launcher.checkpoint.export_one_file import export
-from launcher.checkpoint.tensorfile.disk import write_text
+from launcher.checkpoint.tensorfile.disk import discard, write_text
 from launcher.data.open import open_data
 from launcher.data.source import Dataset
 from launcher.errors import RunError
@@ -125,7 +124,7 @@ def examine(
         return None
 
     # all ranks have continued training, so they have read the files
-    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    discard(folder / FOLDER)
     return Certificate(tuple(judge.findings), copy.tolerance, job.train.precision)
 
 

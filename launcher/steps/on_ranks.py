@@ -82,12 +82,15 @@ def _build_and_run_steps(world: World, todo: RankSteps, drawn: SharedMetaModels)
     with out_of_memory.explained(
         world, todo.job, todo.plan, todo.trial, has_optimizer_state=lambda: bool(live.optimizer.state)
     ):
+        passed = _passed(live, todo.job) if live.resumed else frozenset()
         for name in remaining:
             step = todo.job.steps[name]
-            if live.resumed and loads(step) and _loaded_before(live, todo.job, name, start):
-                if world.rank == 0:
+            again = live.resumed and loads(step) and _loaded_before(live, todo.job, name, start)
+            if again or name in passed:
+                if world.rank == 0 and not verb(step).trains:
                     live.emit({"text": f"{name}: the weights of step {start} come after it"})
                 continue
+            live.at = name
             message = module(step).run_on_ranks(step, live, todo.job)
             if loads(step):
                 live.loaded = {**(live.loaded or {}), name: _source(step)}
@@ -96,6 +99,24 @@ def _build_and_run_steps(world: World, todo: RankSteps, drawn: SharedMetaModels)
         save.finish(live)
     counts = {"unsaved": live.unsaved, "skipped": live.scaling.skipped}
     return {**live.results, **{name: n for name, n in counts.items() if n}}
+
+
+def _passed(live: Session, job: Job) -> frozenset[str]:
+    """Returns the steps that come before the place in the list at which the run resumes.
+
+    This place is the ``train`` that the checkpoint was saved in, or the last ``load`` that it comes after: a
+    ``load`` may lower the number of optimizer steps, so this number does not tell which steps are done. After
+    a ``train``, it does: more steps may be requested of it than before.
+    """
+    names = [*job.steps]
+    if live.at not in names:
+        return frozenset()
+    at = names.index(live.at)
+    loaded = live.loaded or {}
+    places = [k for k in range(at) if loads(job.steps[names[k]]) and names[k] in loaded]
+    if verb(job.steps[live.at]).trains:
+        places.append(at)
+    return frozenset(names[: max(places, default=0)])
 
 
 def _loaded_before(live: Session, job: Job, name: str, start: int) -> bool:
@@ -131,6 +152,7 @@ def _session(world: World, todo: RankSteps, drawn: SharedMetaModels) -> Session:
         live.results |= saved.get("results", {})
         live.training = saved.get(TRAINING)
         live.loaded = dict(saved["loaded"]) if isinstance(saved.get("loaded"), dict) else None
+        live.at = saved.get("at") if isinstance(saved.get("at"), str) else None
         live.resumed = True
         forget_absent(live)
         if world.rank == 0:

@@ -231,9 +231,9 @@ def open_below(
     try:
         for part in above:
             at /= part
-            fd, outer = _opened(at, part, os.O_RDONLY | os.O_DIRECTORY, fd), fd
+            fd, outer = open_entry(at, part, os.O_RDONLY | os.O_DIRECTORY, fd), fd
             os.close(outer)
-        return _opened(folder / path, last, flags, fd, mode)
+        return open_entry(folder / path, last, flags, fd, mode)
     finally:
         os.close(fd)
 
@@ -242,7 +242,8 @@ def open_folder(folder: Path) -> int:
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def _opened(path: Path, name: str, flags: int, folder: int, mode: int = 0o666) -> int:
+def open_entry(path: Path, name: str, flags: int, folder: int, mode: int = 0o666) -> int:
+    """Opens the entry ``name`` of the open ``folder``, as ``open_below`` does. ``path`` is for its errors."""
     try:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
     except OSError as error:

@@ -78,6 +78,22 @@ def test_a_tokenizer_that_fails_on_the_corpus_ends_in_one_line_without_a_backtra
     assert (done.returncode, done.stderr) == (1, f"error: {reason}\n")
 
 
+@pytest.mark.parametrize("last", [(1 << 31) - 1, 1 << 31, (1 << 32) - 1])
+def test_ids_have_31_bits(tmp_path, last):
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": last}, []))
+    file = tmp_path / "tokenizer.json"
+    tokenizer.save(str(file))
+    content = json.loads(file.read_text())
+    content["model"]["vocab"] = {"a": 0, "b": last}  # the library saves no vocabulary if an id has 32 ones
+    file.write_text(json.dumps(content))
+    if last < 1 << 31:
+        assert text_tokenizer.vocab_size(text_tokenizer.load(file)) == 1 << 31
+        return
+    text = f"it cannot be used as a tokenizer: its token 'b' has the id {last}; ids must be below 2147483648"
+    with pytest.raises(ValueError, match=f"^{file}: {text}$"):
+        text_tokenizer.load(file)
+
+
 def test_an_ordinary_tokenizer_is_tried_once_and_then_loaded(tmp_path, monkeypatch):
     file, calls = saved(tmp_path), []
     monkeypatch.setattr(

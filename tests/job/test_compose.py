@@ -150,6 +150,32 @@ def test_a_group_that_is_none_is_refused(word, text, capsys):
     assert capsys.readouterr().err.splitlines()[2] == f"  {text}"
 
 
+@pytest.mark.parametrize(
+    ("word", "cure"),
+    [
+        ("launch=[slurm,cpu]", ""),
+        ("debug=[limit,overfit]", ""),
+        ("operators=[]", ""),
+        ("optim=[adam,sgd]", ""),  # adam is adamw without decay
+        ("optim=[adamw,sgd]", "-m optim=adamw,sgd"),
+        ("recipe=[lm_single,mlp_autoparallel]", "-m recipe=lm_single,mlp_autoparallel"),
+        ("model=[lm,lmm]", "model=lm"),
+    ],
+)
+def test_a_list_for_a_group_that_takes_one_option_is_refused(word: str, cure: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        compose([word])
+    (problem,) = caught.value.problems
+    key, _, names = word.partition("=")
+    assert problem.key == key
+    assert problem.text.startswith(f"{names}: takes one option, not a list; choose one")
+    assert problem.cure == cure
+
+
+def test_a_list_of_one_option_is_that_option() -> None:
+    assert compose(["schedule=[linear]"]).job == compose(["schedule=linear"]).job
+
+
 def test_another_model_by_mapping_brings_its_own_keys_only():
     request = compose(["data=mnist5k", "model={name: mlp, hidden: 7}"])
     assert request.data["model"] == {"name": "mlp", "hidden": 7}

@@ -233,6 +233,21 @@ def test_a_resolver_that_makes_a_group_is_refused_though_a_later_file_completes_
     assert {"launch", "launch.slurm.setup"} <= set(refused([f"recipe={there}/theirs.yaml"]))
 
 
+@pytest.mark.parametrize(("section", "key", "meant"), [
+    ("security: {alow: [mine]}", "security.alow", "security.allow"),
+    ("securty: {allow: [mine]}", "securty", "security.allow"),
+    ("launch: {slurm: {setpu: [echo]}}", "launch.slurm.setpu", "launch.slurm.setup"),
+])  # fmt: skip
+def test_no_cure_moves_a_value_of_an_untrusted_file_to_what_it_may_not_set(
+    here: Path, section: str, key: str, meant: str
+) -> None:
+    write(here, section)
+    text, cure = refused(["recipe=theirs.yaml", "security.recipe=untrusted"])[key]
+    assert f"{meant} cannot be set there: {recipe_trust.PROGRAMS[meant]}, and the recipe is not trusted" in text
+    assert not cure
+    assert "=" in refused(["recipe=theirs.yaml", "security.recipe=trusted"])[key][1]
+
+
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
 def test_a_file_cannot_declare_its_trust_in_a_merge(here, trust):
     path = write(here.parent / "there", f"security: {{<<: {{recipe: {trust}}}}}")

@@ -212,3 +212,25 @@ class Changes(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.b(self.a(x)))
         return out
+
+
+class Thawing(nn.Module):
+    """A layer without gradients in its first ``at`` calls."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.linear, self.at, self.calls = nn.Linear(6, 6), at, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.calls > self.at):
+            return self.linear(x)
+
+
+class Thaws(nn.Module):
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.a, self.head = Thawing(at), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.a(x)))

@@ -349,3 +349,17 @@ class WrittenByView(Seeds):
         mask = torch.zeros(5)
         mask[:2].fill_(1.0)
         return self.head(self.a(x) * (2 if mask.sum() > 1 else 1))
+
+
+class Transforms(Seeds):
+    """Takes a step by torch.func in the forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = dict(self.a.named_parameters())
+
+        def error(weights: dict[str, Tensor]) -> Tensor:
+            return torch.func.functional_call(self.a, weights, (x,)).square().mean()
+
+        steps = torch.func.grad(error)(weights)
+        new = {name: w - 0.1 * steps[name] for name, w in weights.items()}
+        return self.head(torch.func.functional_call(self.a, new, (x,)))

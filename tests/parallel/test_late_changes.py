@@ -339,3 +339,15 @@ def test_nothing_is_noted_of_what_does_not_change(layout: Layout, tmp_path: Path
 def test_a_value_that_is_not_finite_hides_no_difference_of_others(odd: float) -> None:
     one = torch.tensor([odd, 1.0, 2.0])
     assert largest_differences([one, one], [one.clone(), one + torch.tensor([0.0, 0.0, 0.5])]).tolist() == [0, 0.5]
+
+
+def thaws(cut: dict[str, int]) -> Job:
+    model = {"_target_": "tests.parallel.late_change_nets.Thaws", "at": 5}
+    return own("late_change_nets.Thaws", [6], stages=cut, train__batch_size=8, model=model)
+
+
+def test_an_output_that_needs_a_gradient_only_from_a_later_call_on_is_refused_over_stages() -> None:
+    text = "whether tanh needs a gradient changes after many forwards, but a stage sends it either always with its"
+    with pytest.raises(RequestError, match=text):
+        plan_job(thaws({"a": 0, "head": 1}))
+    plan_job(thaws({"a": 0, "head": 0}))

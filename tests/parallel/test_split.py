@@ -233,6 +233,13 @@ REFUSED = {
          "(saved_tensors_hooks); the trace does not record that; name a larger module in "
          "stage_config, so that this code runs inside it"),
     ),
+    "a transform of torch.func": (
+        own("odd_nets.Transforms", [6], stages={"a": 0, "head": 1}),
+        ("parallel.pipeline.stage_config: cannot trace the code between the named "
+         "modules of Transforms: it computes gradients inside of a transform of "
+         "torch.func; the trace does not record that; name a larger module in "
+         "stage_config, so that this code runs inside it"),
+    ),
     "a look at what a view has changed": (
         own("odd_nets.WrittenByView", [6], stages={"a": 0, "head": 1}),
         ("parallel.pipeline.stage_config: cannot trace the code between the named "

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.errors import Problem
+from launcher.job.overrides import read
 from launcher.job.schema.launch import Slurm
 from launcher.run.slurm import with_signal_s
 from launcher.run.slurm_files import ManyRuns, RankLayout, array_text
@@ -23,6 +25,19 @@ def many(slurm: Slurm, **more) -> str:
         "secret": ME / "runs/sweeps/0001/.secret",
     }  # fmt: skip
     return array_text(ManyRuns(**{**known, **more}))
+
+
+@pytest.mark.parametrize("folder", ["a=b", "it's (1)", "ü"])
+def test_the_ranks_of_each_run_read_its_folder(folder: str, tmp_path: Path) -> None:
+    """The batch file quotes for the shell and for the grammar of overrides."""
+    at = tmp_path / folder
+    runs = (at / "0-1f1b", at / "1-gpipe")
+    text = many(Slurm(time=60), folder=at, runs=runs, started=tmp_path, secret=None)
+    show = "srun() { printf '%s\\n' \"${@: -2}\"; }\nSLURM_ARRAY_TASK_ID=1 SLURM_JOB_ID=7\n"
+    done = subprocess.run(["bash", "-c", show + text], capture_output=True, text=True, check=True)
+    problems: list[Problem] = []
+    words = read(done.stdout.splitlines(), problems)
+    assert ([o.value for o in words], problems) == ([f"{runs[1]}/request.yaml", str(runs[1])], [])
 
 
 ARRAY = """\

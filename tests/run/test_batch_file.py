@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.job.compose import compose
+from launcher.job.overrides import read
 from launcher.run.slurm import with_signal_s
 from launcher.run.slurm_files import RankLayout, RunPaths, batch_text
 
@@ -115,6 +117,15 @@ def test_a_path_with_a_blank_and_a_percent_sign(tmp_path: Path) -> None:
     (tmp_path / "job").write_text(found)
     done = subprocess.run(["bash", "-n", tmp_path / "job"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["a=b", "a,b", "it's", "(copy) {1}", "ü", "a\\b", "12", "$x", "#1;"])
+def test_the_ranks_read_the_folder_of_the_run(name: str) -> None:
+    """The batch file quotes for the shell and for the grammar of overrides."""
+    run = Path("/runs") / name
+    found = written(at=RunPaths(run, Path("/runs"), Path("/python")))
+    *_, recipe, run_dir = shlex.split(next(line for line in found.splitlines() if " -m launcher " in line))
+    assert [o.value for o in read((recipe, run_dir), [])] == [f"{run}/request.yaml", str(run)]
 
 
 def test_slurm_reads_options_before_the_first_command_only() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher import run_job
 from launcher.__main__ import main
+from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.job.schema import redact
+from launcher.job.schema.search import Sweep
 from launcher.run.launch import start
 from launcher.runtime.run_folder import locked
 from launcher.runtime.training import loop
@@ -117,6 +121,18 @@ def test_run_job_returns_the_figures_of_the_run(tmp_path, capsys):
     assert (tmp_path / "run/command.txt").read_text() == "python train.py\n"
     assert run_job(job) == figures
     assert capsys.readouterr().out.endswith(f"already done: {tmp_path}/run\n")
+
+
+@pytest.mark.parametrize(("setting", "text"), [
+    ({"show": "plan"}, "show: plan: run_job runs the job; leave it out, or print plan_job(job)"),
+    ({"sweep": Sweep(over={"optim.lr": [0.1, 0.2], "seed": [0, 1]})},
+     "sweep.over: optim.lr, seed: run_job runs one job; call it for each value, or run launcher -m"),
+])  # fmt: skip
+def test_run_job_refuses_what_only_the_command_can_do(setting: dict[str, Any], text: str, tmp_path: Path) -> None:
+    job = compose([*TINY, f"run_dir={tmp_path}/run"]).job.model_copy(update=setting)
+    with pytest.raises(RequestError, match=f"^{re.escape(text)}$"):
+        run_job(job)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_table_of_the_metrics(tmp_path):

@@ -188,7 +188,7 @@ def test_a_run_whose_only_checkpoint_is_incomplete_is_refused(straight, tmp_path
     assert main([*TINY, f"run_dir={folder}", "train.steps=6"]) == 2
     err = capsys.readouterr().err
     assert f"run_dir: {folder}: cannot resume from this run folder: {newest}: incomplete checkpoint: state.json " in err
-    assert "; restore that folder, or move it away\n" in err
+    assert "; restore that folder or move it away; checkpoint.resume=never starts a new training\n" in err
     assert sorted((p, p.stat().st_mtime_ns) for p in newest.rglob("*")) == before
     assert main(["status", str(folder)]) == 0
     assert f"\n{newest}: incomplete checkpoint: state.json " in capsys.readouterr().out
@@ -222,6 +222,20 @@ manifest.json, which is written last
 """
     )
     assert not runs.exists()
+
+
+def test_a_run_whose_only_checkpoint_is_damaged_does_not_begin_again(straight, tmp_path, capsys, monkeypatch):
+    stopped(straight, tmp_path / "run", 4)
+    monkeypatch.chdir(tmp_path)
+    path = Path("run/checkpoints/step-000004")
+    (path / "manifest.json").unlink()
+    shutil.rmtree("run/checkpoints/step-000002")
+    assert main([*TINY, "run_dir=run", "show=plan"]) == 2
+    assert (
+        f"  run_dir = run: cannot resume from this run folder: {path}: incomplete checkpoint: it has no manifest.json, "
+        "which is written last; restore that folder or move it away; checkpoint.resume=never starts a new training\n"
+    ) in capsys.readouterr().err
+    assert main([*TINY, "run_dir=run", "checkpoint.resume=never", "show=plan"]) == 0
 
 
 def test_a_checkpoint_of_another_model_is_refused(straight, tmp_path, capsys):

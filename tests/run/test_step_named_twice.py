@@ -38,7 +38,11 @@ def test_the_plan_counts_the_steps_of_all(limit: str, steps: int) -> None:
     assert got is not None
     assert not wrong
     assert got.steps == steps
-    assert f"train.steps {steps // 2} -> {steps}: train runs 2 times, {steps // 2} steps each" in map(str, got.notes)
+    ends = f"until step {steps // 2} and {steps}; load continues at the step of its checkpoint"
+    assert f"train.steps {steps // 2} -> {steps}: train runs 2 times, {ends}" in map(str, got.notes)
+    got, _ = sizes(compose(["steps=[train,save,train]", "train.steps=3"]).job)
+    assert got is not None
+    assert "train.steps 3 -> 6: train runs 2 times, 3 steps each" in map(str, got.notes)
 
 
 def test_a_cure_names_it_twice_too() -> None:

@@ -128,3 +128,14 @@ def test_a_status_that_is_a_link_is_not_read(tmp_path):
 def test_a_status_of_the_version_before_is_read(tmp_path):
     (tmp_path / "status.json").write_text('{"status": "done", "steps": []}')
     assert run_folder.read_status(tmp_path) == {"status": "done", "steps": []}
+
+
+def test_a_folder_of_a_run_is_not_that_of_the_machine_or_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    rest = "a run writes its files into a folder of its own"
+    for path, kind in (("/", "the root folder"), (f"{tmp_path}/x/..", "your home folder")):
+        (tmp_path / "x").mkdir(exist_ok=True)
+        assert run_folder.check_own_folder(Path(path)) == Problem("run_dir", f"{path}: is {kind}; {rest}")
+    assert run_folder.check_own_folder(tmp_path / "x") is None

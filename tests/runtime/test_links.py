@@ -9,13 +9,15 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.checkpoint import store
+from launcher.checkpoint.tensorfile.disk import Unwritten
 from launcher.checkpoint.tensorfile.watched_folder import identity, still_there
 from launcher.errors import RequestError, RunError
 from launcher.runtime import run_folder
+from launcher.runtime.faults import raised
 from launcher.runtime.log import LogFile
 from launcher.runtime.run_folder import locked
 from launcher.runtime.training.metrics_file import Metrics
-from launcher.untrusted.files import RefusedFile, links, open_below
+from launcher.untrusted.files import LINK, RefusedFile, links, open_below
 
 PRECIOUS = b"precious text of the user\n"
 
@@ -103,6 +105,26 @@ def test_links_of_other_libraries_are_theirs(run, precious):
     assert run_folder.check_entries(run) is None
     theirs = [run / "mine", run / "loggers/wandb/latest-run"]
     assert [*links(run)] in (theirs, theirs[::-1])
+
+
+def test_names_that_settings_add_are_checked_too(run, precious):
+    (run / "norms").mkdir()
+    (run / "norms/a").symlink_to(precious)
+    assert run_folder.check_entries(run) is None
+    assert f"{run / 'norms/a'}: a link" in str(run_folder.check_entries(run, ("norms", "absent")))
+
+
+def test_a_status_at_the_place_of_a_folder_is_an_error_of_one_line(run):
+    (run / "status.json").mkdir()
+    with pytest.raises(Unwritten, match=rf"^{run / 'status.json'}: Is a directory$"):
+        run_folder.write_status(run, state="running")
+    assert [path.name for path in run.iterdir()] == ["status.json"]
+
+
+def test_a_refused_link_ends_a_rank_without_a_traceback(run):
+    fault = raised(0, 0, RefusedFile(run / "logs", LINK))
+    assert fault.headline == f"rank 0: {run / 'logs'}: {LINK}"
+    assert fault.explains_itself
 
 
 def test_nothing_is_pruned_behind_a_link(run, precious):

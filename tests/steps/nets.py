@@ -87,6 +87,16 @@ class Normed(Net):
         return out
 
 
+class InstanceNormed(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(4, track_running_stats=True)
+
+    def middle(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(x)
+        return out
+
+
 class NotTracked(Net):
     """Normalizes by each micro batch, and tracks no statistics."""
 

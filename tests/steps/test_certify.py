@@ -119,6 +119,7 @@ FINE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a counter in a variable of its file": (TWO, of("Counted", net_how="variable")),
     "a counter on a library's module": (TWO, of("Counted", net_how="library")),
     "running statistics": (TWO, of("Normed")),
+    "running statistics of each sample": (TWO, of("InstanceNormed")),
     "statistics of each micro batch alone": (TWO, of("NotTracked")),
     "an average that is only kept": (TWO, of("Averaged", net_used=False)),
     "an average that is used": ({"pipeline": {"micro_batch_num": 4}}, of("Averaged", net_used=True)),

@@ -1,4 +1,4 @@
-"""A resumed run skips a ``load`` only if its weights come after it; else it would go on with other weights."""
+"""A resumed run skips a step only if its weights come after it; else it would go on with other weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from launcher.job.schema.steps import Load, Save, Train
 from launcher.plan.resolve.encryption import ANYONE
-from launcher.steps.on_ranks import _again, _loaded_before
+from launcher.steps.on_ranks import _again, _loaded_before, _passed
 
 SIX = SimpleNamespace(sizes=SimpleNamespace(steps=6))
 
@@ -49,3 +49,24 @@ def test_a_restarted_attempt_names_an_incomplete_checkpoint(tmp_path: Path) -> N
     assert _again(live, todo) is None
     why = f"{folder}: incomplete checkpoint: it has no manifest.json, which is written last"
     assert said == [{"text": f"a checkpoint is skipped: {why}"}]
+
+
+@pytest.mark.parametrize(
+    ("verbs", "at", "loaded", "passed"),
+    [
+        ("train save", None, [], ""),  # of an older version
+        ("train save", "train", [], ""),
+        ("train save", "save", [], ""),  # more steps may be requested
+        ("train save train2 save2", "train2", [], "train save"),
+        ("train save load train2 save2", "train2", ["load"], "train save load"),
+        ("train save load train2 save2", "save2", ["load"], "train save"),
+        ("train save load train2 save2", "save", [], ""),
+        ("load train save", "train", ["load"], "load"),
+        ("load train save", "other", ["load"], ""),
+    ],
+)
+def test_the_steps_before_the_place_of_a_checkpoint_are_not_repeated(verbs, at, loaded, passed):
+    kinds: dict[str, Any] = {"load": Load(path="best"), "save": Save(), "train": Train()}
+    job: Any = SimpleNamespace(steps={name: kinds[name.rstrip("2")] for name in verbs.split()})
+    live: Any = SimpleNamespace(at=at, loaded=dict.fromkeys(loaded, "best"))
+    assert _passed(live, job) == set(passed.split())

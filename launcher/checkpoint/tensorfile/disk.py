@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from launcher.checkpoint.tensorfile import watched_folder
+from launcher.checkpoint.tensorfile.watched_folder import pinned
 from launcher.errors import RunError
 from launcher.untrusted import files
 from launcher.untrusted.files import RefusedFile, opened
@@ -54,9 +55,12 @@ def named_errors(path: Path, needed: int, present: int = 0) -> Iterator[None]:
         raise _unwritten(error, path, needed, present) from error
 
 
-def unwritten(error: BaseException) -> Unwritten | None:
-    """Returns ``error`` as ``Unwritten`` if it is a disk error raised by our code or torch, else ``None``."""
-    if isinstance(error, Unwritten):
+def unwritten(error: BaseException) -> Unwritten | RefusedFile | None:
+    """Returns ``error`` as ``Unwritten`` if it is a disk error raised by our code or torch, else ``None``.
+
+    A ``RefusedFile`` is returned as it is: its text, too, contains everything that the user needs.
+    """
+    if isinstance(error, Unwritten | RefusedFile):
         return error
     if not isinstance(error, OSError) or error.errno not in (*FULL, *BROKEN):
         return None
@@ -119,39 +123,51 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replaces a file as ``write_text`` does."""
-    watched_folder.check(path)
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        new.unlink(missing_ok=True)  # left by a killed process with the same id, or a link
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with named_errors(path, len(data)), open(os.open(new, flags, 0o666), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
+    with pinned(path) as there:
+        there_new = there.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            there_new.unlink(missing_ok=True)  # left by a killed process with the same id, or a link
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with named_errors(path, len(data)), open(os.open(there_new, flags, 0o666), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            there_new.replace(there)
+        except BaseException:
+            there_new.unlink(missing_ok=True)
+            raise
+        sync(there.parent)
 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """Yields a hidden path next to ``path``; the file written there replaces ``path`` when the block ends.
 
-    If the block raises, the hidden file is deleted. One that a killed process left there is deleted first.
+    The block opens the hidden path with ``watched_folder.open_file``. If it raises, the hidden file is
+    deleted. One that a killed process left there is deleted first.
     """
-    watched_folder.check(path)
     new = hidden(path)
     clear(new)
-    try:
-        yield new
-        watched_folder.check(path)
-        new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
+    with pinned(path) as there:
+        there_new = there.with_name(new.name)
+        try:
+            yield new
+            watched_folder.check(path)
+            there_new.replace(there)
+        except BaseException:
+            there_new.unlink(missing_ok=True)
+            raise
+        sync(there.parent)
+
+
+@contextmanager
+def replaced_by_library(path: Path) -> Iterator[Path]:
+    """Yields a path as ``replaced`` does, for a library that opens files by path.
+
+    The library follows a link that somebody creates with the hidden name after the block has begun.
+    """
+    with replaced(path) as new, pinned(new) as there:
+        yield there
 
 
 def hidden(path: Path) -> Path:
@@ -168,7 +184,12 @@ def copy(src: Path, dst: Path) -> None:
 
     Raises ``OSError`` if ``src`` is not a regular file or is larger than ``COPIED``.
     """
-    with opened(src, COPIED) as old, named_errors(dst, src.stat().st_size), dst.open("wb") as new:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with (
+        opened(src, COPIED) as old,
+        named_errors(dst, src.stat().st_size),
+        open(watched_folder.open_file(dst, flags), "wb") as new,
+    ):
         shutil.copyfileobj(old, new)
         new.flush()
         os.fsync(new.fileno())
@@ -176,7 +197,7 @@ def copy(src: Path, dst: Path) -> None:
 
 def sync(folder: Path) -> None:
     """Syncs the entries of ``folder`` (the names of its files) to disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fd = watched_folder.open_file(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
     finally:
@@ -189,25 +210,31 @@ def publish(new: Path, final: Path, trash: Path | None = None) -> None:
     This is one atomic step if the kernel and the file system can swap two names. If not, a kill between two
     renames leaves the old folder, complete, as ``trash`` (``NAME.trash`` by default).
     """
-    watched_folder.check(final)
     trash = trash or _trash(final)
-    swapped = os.path.lexists(final) and _swapped(new, final)
-    if not swapped:
-        if os.path.lexists(final):
-            clear(trash)
-            final.rename(trash)
-        new.rename(final)
-    sync(final.parent)
+    with pinned(new) as there_new, pinned(final) as there, pinned(trash) as there_trash:
+        swapped = os.path.lexists(there) and _swapped(there_new, there)
+        if not swapped:
+            if os.path.lexists(there):
+                clear(trash)
+                there.rename(there_trash)
+            there_new.rename(there)
+        sync(there.parent)
     clear(trash)
     if swapped:
         clear(new)  # after the swap this is the old folder
 
 
+def rename(old: Path, new: Path) -> None:
+    """Renames a file or a folder."""
+    with pinned(old) as there_old, pinned(new) as there_new:
+        there_old.rename(there_new)
+
+
 def remove(folder: Path) -> None:
     """Renames a folder to ``NAME.trash`` before deleting it: a crash leaves no part under the old name."""
-    watched_folder.check(folder)
     clear(_trash(folder))
-    clear(folder.rename(_trash(folder)))
+    rename(folder, _trash(folder))
+    clear(_trash(folder))
 
 
 def _trash(folder: Path) -> Path:
@@ -217,20 +244,22 @@ def _trash(folder: Path) -> Path:
 def clear(folder: Path) -> None:
     """Deletes a folder or a file; if it is a link, deletes only the link."""
     watched_folder.check(folder)
-    if folder.is_symlink() or folder.is_file():
-        folder.unlink()  # the folder that a link leads to is the user's
-    elif folder.exists():
-        shutil.rmtree(folder)
+    if not os.path.lexists(folder):
+        return
+    with pinned(folder) as there:
+        if there.is_symlink() or there.is_file():
+            there.unlink()  # the folder that a link leads to is the user's
+        elif there.exists():
+            shutil.rmtree(there)
 
 
 def discard(folder: Path) -> None:
     """Deletes a folder that was not completed, and ignores errors.
 
-    It deletes nothing below a run folder that was moved.
+    It deletes nothing below a run folder that was moved, and nothing through a link.
     """
-    with suppress(watched_folder.FolderMoved):
-        watched_folder.check(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError), pinned(folder) as there:
+        shutil.rmtree(there, ignore_errors=True)
 
 
 def _swapped(a: Path, b: Path) -> bool:

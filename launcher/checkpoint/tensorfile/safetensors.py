@@ -280,8 +280,7 @@ class FileWriter:
         self._sealer: Encryptor | None = None
 
         with named_errors(path, self.size):
-            watched_folder.check(path)
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            self._fd = watched_folder.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             # reserve all of its disk space before the first byte is written
             with named_errors(path, self.size):

@@ -128,7 +128,7 @@ def chat_tokenizer(settings: Chat, *, tried: bool = False) -> ChatTokenizer:
     if source:
         template = ChatTemplate(source, special)
         template.compile()
-    size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+    size = text_tokenizer.vocab_size(tokenizer)
     eos = special.get("eos_token")
     end = None if eos is None else tokenizer.token_to_id(eos)
     return ChatTokenizer(tokenizer, template, size, end, str(path))

@@ -119,7 +119,7 @@ def _make(
         else:
             tokenizer = str(text_tokenizer.load(Path(settings.tokenizer_file)).to_str())
         shard_record.write_text(folder / shard_record.TOKENIZER, tokenizer)
-        size = 1 + max(Tokenizer.from_str(tokenizer).get_vocab(with_added_tokens=True).values())
+        size = text_tokenizer.vocab_size(Tokenizer.from_str(tokenizer))
 
         recipe = Recipe(tokenizer, end=0, file=settings.tokenizer_file or shard_record.TOKENIZER)
         speed.begin([CorpusFile(path, "text", "", path.stat().st_size)], Progress())

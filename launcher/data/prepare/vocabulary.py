@@ -55,7 +55,7 @@ def _vocabulary_of(tokenizer: Tokenizer, end: str, path: Path | None = None) -> 
     end_id = tokenizer.token_to_id(end)
     if end_id is None:
         raise NoEnd(f"{end}: {path} has no such token; {_special(tokenizer)}")
-    size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+    size = text_tokenizer.vocab_size(tokenizer)
     return Vocabulary(str(tokenizer.to_str()), size, int(end_id), end)
 
 

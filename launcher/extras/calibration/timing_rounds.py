@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.checkpoint.tensorfile.disk import write_text
+from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.errors import RunError
 from launcher.extras.calibration import collectives, kernels
 from launcher.extras.calibration.constants import (
@@ -63,7 +64,7 @@ def calibrated(
     if wrong := broadcast(refusal(fitted, others, settings.spread), str | None):
         raise RunError(wrong)
     if world.rank == 0:
-        settings.to.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(settings.to.parent)
         heads = [*_heads(world, torch.device(world.device), len(rounds))]
         write_text(settings.to, cluster_file(fitted, machine, heads, world.size // world.local_size))
     return _summary(settings.to, fitted, len(rounds), others)

@@ -14,6 +14,7 @@ from typing import NoReturn
 from launcher.checkpoint.manifest import FILE_OF
 from launcher.checkpoint.store import latest
 from launcher.checkpoint.tensorfile.safetensors import Blob
+from launcher.checkpoint.tensorfile.watched_folder import open_file
 from launcher.checkpoint.write import Chunks, RankRecord, RankWriter
 from launcher.errors import RunError
 from launcher.extras.drill import record
@@ -35,7 +36,7 @@ def flip(checkpoints: Path, rank: int, trust: Trust) -> Path:
     path = next(file for file in files if _data(file))
 
     # flip the bit on the disk
-    fd = os.open(path, os.O_RDWR)
+    fd = open_file(path, os.O_RDWR)
     try:
         at = os.fstat(fd).st_size - 1 - _data(path) // 2
         (byte,) = os.pread(fd, 1, at)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.tensorfile.disk import parsed, read_bytes, write_text
+from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.plan.drill import DrillFault
 
 FOLDER = "drill"
@@ -20,7 +21,7 @@ def note(run: Path, name: str, fault: DrillFault, **more: Any) -> None:
     path = run / FOLDER / name
     if read(run, name, fault) is not None:
         return
-    path.parent.mkdir(exist_ok=True)
+    make_folder(path.parent)
     content = {"drill": str(fault), "time_ns": time.time_ns()} | more
     write_text(path, json.dumps(content, indent=1) + "\n")
 

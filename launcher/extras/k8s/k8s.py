@@ -373,16 +373,17 @@ def write(job: Job, plan: Plan, run: Path) -> str:
     each = frozen_request.write(job, plan, run)
     file, document, command = KINDS[settings.kind]
     called = cluster_job(job, settings, each, run.absolute())
-    about = (f"Written by launcher for this run folder. To submit: {command} {run.absolute() / file}",)
+    submitted = quote(str(run.absolute() / file))
+    about = (f"Written by launcher for this run folder. To submit: {command} {submitted}",)
     for other in {JOB, SKY} - {file}:  # an earlier start may have written another kind
         (run / other).unlink(missing_ok=True)
     write_text(run / file, as_yaml(document(called), about))
-    return f"{command} {run / file}"
+    return f"{command} {quote(str(run / file))}"
 
 
 def cluster_job(job: Job, settings: Kubernetes, each: int, run: Path) -> ClusterJob:
     """Returns the values of the job; ``each``: ranks per node; ``run``: an absolute path."""
-    words = (settings.python, "-m", "launcher", f"recipe={run / frozen_request.NAME}", f"run_dir={run}")
+    words = (settings.python, "-m", "launcher", *frozen_request.words(run))
     command = NodeCommand(words, str(_workdir(settings)), job.launch.nnodes, each, settings.setup)
     return ClusterJob(
         name=name(job.name, run.name),

@@ -15,6 +15,7 @@ from launcher.extras.layout_search.evaluate import Finalist
 from launcher.extras.layout_search.measure import measured, problems
 from launcher.extras.layout_search.search import processes, search
 from launcher.extras.layout_search.show import Ranking
+from launcher.job.overrides import paste
 from launcher.job.schema.job import Job
 from launcher.plan.values.note import Note
 from launcher.plan.values.resolved import Resolved
@@ -98,7 +99,7 @@ def shown(job: Job, others: FollowerRanks | None = None) -> Iterator[str]:
     if job.search.best is not None:
         path = Path(job.search.best)
         write(path, best, lines)
-        yield f"  recipe     {path}: python -m launcher recipe={path}"
+        yield f"  recipe     {path}: python -m launcher {paste('recipe', str(path))}"
         if best.cluster:
             beside = path.with_name(CLUSTER)
             yield f"  cluster    {beside}: copy to DIR/cluster/NAME.yaml, then --config-dir DIR cluster=NAME"

@@ -10,6 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from launcher.checkpoint.tensorfile.disk import write_bytes
+from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.console import say
 from launcher.errors import Problem, RunError
 from launcher.extras.layout_search import show
@@ -159,7 +160,7 @@ def unwritable(path: Path, job: Job) -> Problem | None:
 
 def write(path: Path, job: Job, comments: tuple[str, ...] = ()) -> None:
     """Writes the recipe atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     settled = job.model_copy(update={"search": Search()})
     write_bytes(path, frozen_request.recipe_text(settled, (first_line(job), *comments)).encode())
 

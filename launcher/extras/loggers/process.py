@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import yaml
 
 from launcher.checkpoint.tensorfile.disk import write_text
+from launcher.checkpoint.tensorfile.watched_folder import make_folder, open_file, watched
 from launcher.errors import Problem
 from launcher.extras.loggers.sinks import (
     FOLDER,
@@ -73,7 +74,8 @@ class LoggerProcess:
         read, write = os.pipe()
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
         try:
-            with self._log_file.open("ab") as log:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            with open(open_file(self._log_file, flags), "ab") as log:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", CODE, str(write)],
                     stdin=subprocess.PIPE,
@@ -253,6 +255,12 @@ def main() -> None:
 
 def _serve(begun: dict[str, Any], lines: Iterator[bytes], news: News) -> None:
     folder = Path(begun["run"])
+    with watched(folder):
+        make_folder(folder / "loggers")  # a package writes there by path: refused if it has become a link
+        _serve_in(folder, begun, lines, news)
+
+
+def _serve_in(folder: Path, begun: dict[str, Any], lines: Iterator[bytes], news: News) -> None:
     file = folder / "loggers" / f"{begun['name']}.json"
     state = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     before = int(begun["before"])
@@ -376,7 +384,7 @@ def begun(job: Job, run: Path, before: int) -> Iterator[LoggerProcess]:
 
 
 def _started(run: Path, begin: dict[str, Any]) -> LoggerProcess:
-    (run / "loggers").mkdir(exist_ok=True)
+    make_folder(run / "loggers")
     return LoggerProcess(run, begin)
 
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from launcher.checkpoint.tensorfile.watched_folder import make_folder, open_file
 from launcher.job import targets
 from launcher.job.schema.logger import MLflow, Trackio, Wandb
 
@@ -242,9 +243,9 @@ class TensorBoard:
 
         folder = run / FOLDER
         known = folder.is_dir() and any(folder.iterdir())
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._file = (folder / name).open("xb")
+        self._file = open(open_file(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb")  # noqa: SIM115
         self._records = RecordWriter(self._file)
         self._step = max((int(row["step"]) for row in before), default=0)
         self._event(file_version=VERSION)

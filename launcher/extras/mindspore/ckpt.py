@@ -15,6 +15,7 @@ import xxhash
 
 from launcher.checkpoint.tensorfile.disk import named_errors
 from launcher.checkpoint.tensorfile.safetensors import CHUNK, Blob, ByteRange, described
+from launcher.checkpoint.tensorfile.watched_folder import open_file
 from launcher.extras.mindspore.encryption import (
     ByteSource,
     CipherMode,
@@ -375,7 +376,7 @@ def write_ckpt(
 
     # written under its final name: the caller deletes a partial file
     with named_errors(path, sum(map(file_bytes, specs.values()))):
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             sink: _File | CkptEncryptor = _File(fd) if key is None else CkptEncryptor(fd, key, mode)
             write = partial(_tensor, sink, part=part)

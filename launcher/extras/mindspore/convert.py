@@ -15,6 +15,7 @@ from launcher.checkpoint.layout.strategy import Strategy, match, single, tensor_
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import fresh
 from launcher.checkpoint.tensorfile.disk import WriteBehind, sync, write_text
+from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.extras.mindspore.layouts_without_checkpoint import on_paper
 from launcher.extras.mindspore.rank_files import (
     HeldTensors,
@@ -92,7 +93,7 @@ def write_ranks(
         ranks = range(made.after.grid.size)
         homes = [new / f"rank_{rank}" for rank in ranks]
         for home in homes:
-            home.mkdir()
+            make_folder(home)
         outputs = [home / f"{prefix}{rank}{end}" for rank, home in enumerate(homes)]
         list(pool.map(partial(made.write, behind=behind), ranks, outputs))
         behind.wait()

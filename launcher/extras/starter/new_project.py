@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from launcher.console import say
 from launcher.errors import DONE, Problem, RequestError
-from launcher.job.schema.paths import local
+from launcher.job.schema.paths import unusable
 
 PROJECT = Path(__file__).parent / "project"
 
@@ -21,10 +21,9 @@ def carry_out(words: Sequence[str]) -> int:
     name, *rest = words
     if len(rest) != 1 or not rest[0] or rest[0].startswith("-"):
         raise _folder_error(f"{name}: needs one folder, as in: launcher {name} my_project", words)
-    try:
-        folder = Path(local(rest[0]))
-    except ValueError as error:
-        raise _folder_error(f"{rest[0]}: {error}", words) from error
+    if why := unusable(rest[0]):
+        raise _folder_error(f"{rest[0]}: {why}", words)
+    folder = Path(rest[0])
     try:
         if any(p.is_file() for p in (folder, *folder.parents)):
             raise _folder_error(

@@ -145,7 +145,7 @@ def known_result(folder: Path, cell: Cell) -> CellResult | None:
     if status.get("status") not in ("done", "failed"):
         return None
     overrides = without_run_dir(status.get("overrides", ()))
-    frozen = f"recipe={(folder / cell.name).absolute() / frozen_request.NAME}"
+    frozen, _ = frozen_request.words((folder / cell.name).absolute())
     if overrides not in (identity(cell.overrides), (frozen,)):
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -113,7 +114,7 @@ def _submit(sweep_request: SweepRequest, at: Path, size: Size, cells: Sequence[C
     write_text(file, slurm_files.array_text(many))
     each = f"{ranks.nodes} x {ranks.each} ranks"
     if not slurm.submit:
-        print(f"{len(cells)} cells of {each}, not submitted: sbatch {file}", flush=True)
+        print(f"{len(cells)} cells of {each}, not submitted: sbatch {shlex.quote(str(file))}", flush=True)
         return ""
     number = slurm_jobs.sbatch(file.absolute())
     print(f"{len(cells)} cells of {each}: job {number} of Slurm, {file}", flush=True)

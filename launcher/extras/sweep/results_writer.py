@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -111,15 +112,13 @@ class ResultsWriter:
             out.append(f"best: {ranked.best.name}, as a recipe in {self._folder / BEST}")
         statuses = [line.result.status for line in ranked.lines]
         done = sum(status in ("done", "pruned") for status in statuses)
-        again = f": -m sweep_dir={self._folder} and the same overrides"
+        command = f"-m {shlex.quote(f'sweep_dir={self._folder}')} and the same overrides"
         if {*statuses} & {*WAITING}:
-            again = f"; to show their state and submit failed cells again:{again[1:]}"
+            again = f"; to show their state and submit failed cells again: {command}"
         else:
-            again = f"; to run the others again{again}" if done < len(statuses) else ""
+            again = f"; to run the others again: {command}" if done < len(statuses) else ""
         if missing:
-            again = (
-                f"; others have not started; to continue: -m sweep_dir={self._folder} and the same overrides"
-            )
+            again = f"; others have not started; to continue: {command}"
         out.append(
             f"{done} of {len(ranked.lines)} done, {self._folder / summary.CSV}, {page.REPORT_FILE}{again}"
         )

@@ -24,6 +24,8 @@ def kept(problem: Problem, origins: Origins, late: bool) -> bool:
     key elsewhere.
     """
     changes = list(settings(shlex.split(problem.cure)))
+    if any(_replaces_another_word(key, value, problem, origins) for key, value in changes):
+        return False
     if not late:
         if not problem.key:
             return True
@@ -33,6 +35,14 @@ def kept(problem: Problem, origins: Origins, late: bool) -> bool:
             )
         changes = [(key, value) for key, value in changes if not overlap(key, problem.key)]
     return all(_kept(key, value, origins) for key, value in changes)
+
+
+def _replaces_another_word(key: str, new: Any, problem: Problem, origins: Origins) -> bool:
+    """Returns true if ``key`` is below ``problem.key`` and another override sets it to another value."""
+    own = origins.of(problem.key)
+    typed = [place for place in origins.all(key)[-1:] if place.typed]
+    other = bool(typed) and (own is None or typed[0].text != own.text)
+    return other and key.startswith(f"{problem.key}.") and origins.value(key) not in (new, None)
 
 
 def _typed_otherwise(key: str, new: Any, origins: Origins) -> bool:

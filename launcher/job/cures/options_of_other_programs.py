@@ -105,6 +105,7 @@ ALMOST = {
         ("schedule", name): ("it is linear, with schedule.warmup_steps", "schedule=linear")
         for name in ("linear_with_warmup", "linear_warmup", "warmupdecaylr")
     },
+    ("schedule", "none"): ("a learning rate without a schedule is constant", "schedule=constant"),
     ("schedule", "warmup_stable_decay"): ("it is wsd", "schedule=wsd"),
     ("steps", "fit"): ("it is train", ""),
     ("steps", "finetune"): ("steps=[load,train] trains from the weights of steps.load.path", ""),

@@ -287,6 +287,10 @@ def _required(parts: tuple[str, ...], data: Mapping[str, Any]) -> list[str]:
     return [name for name, field in schema_keys.fields(group).items() if field.is_required()] if group else []
 
 
+_TOP = re.compile(r"top[_-]?(\d{1,6})(?:[_-]?acc(?:uracy)?)?", re.IGNORECASE)
+"""Matches a name of other programs for the accuracy of the first k classes."""
+
+
 def _listed(spot: Spot, detail: ErrorDetails, origins: Origins) -> Problem:
     """Returns the problem of an item of a list that is an unknown choice or has an unknown key."""
     key, bad = ".".join(spot.parts), detail["input"]
@@ -302,10 +306,14 @@ def _listed(spot: Spot, detail: ErrorDetails, origins: Origins) -> Problem:
         return Problem(key, f"{at} needs a name (metrics: {', '.join(tags)})")
     text = f"{at}: unknown metric {tag!r}{unknown_choice(tag, tags, 'metrics')}"
     hint = nearest(tag, tags)
-    if hint is None or not isinstance(listed, list):
+    right: Any = bad | {"name": hint} if len(bad) > 1 else hint
+    if top := _TOP.fullmatch(tag):
+        right = {"name": "top_k", "k": int(top[1])} if int(top[1]) > 1 else "accuracy"
+        text = f"{at}: unknown metric {tag!r}: it is {written(right)} (metrics: {', '.join(tags)})"
+    if right is None or not isinstance(listed, list):
         return Problem(key, text)
-    right = bad | {"name": hint} if len(bad) > 1 else hint
-    return Problem(key, text, paste(key, [right if i == spot.items[0] else m for i, m in enumerate(listed)]))
+    items = [right if i == spot.items[0] else m for i, m in enumerate(listed)]
+    return Problem(key, text, paste(key, [m for i, m in enumerate(items) if m not in items[:i]]))
 
 
 def _choice(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from launcher.job.schema.base import Count, Flag, Goal, Settings
-from launcher.job.schema.paths import FilePath
+from launcher.job.schema.paths import FilePath, local
+
+KEY_FILE = "file:"
+"""The start of the place of a key that is in a file."""
 
 
 class Checkpoint(Settings):
@@ -31,3 +34,10 @@ class Checkpoint(Settings):
     )
     accept_changes: tuple[str, ...] = ()
     resume: FilePath = "auto"
+
+    @field_validator("encrypt")
+    @classmethod
+    def _key_file(cls, place: str | None) -> str | None:
+        if place is not None and place.startswith(KEY_FILE):
+            local(place.removeprefix(KEY_FILE))
+        return place

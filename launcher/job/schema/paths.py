@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
@@ -22,7 +23,12 @@ TAKEN = (
 )  # fmt: skip
 """Names in the run folder that the run and its steps use."""
 _UNEXPANDED = re.compile(r"~[\w.-]*(/|$)|\$\w+(/|$)")
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_SCHEME = re.compile(
+    r"""(?:^\s*|/)([A-Za-z][A-Za-z0-9+.-]*)://            # a URL, also one that was joined to a folder
+    |^\s*(?!run:)([A-Za-z][A-Za-z0-9+.-]+):/             # a URL as pathlib writes it
+    """,
+    re.VERBOSE,
+)
 LONGEST_NAME, LONGEST_PATH = 255, 4000
 """The most bytes of a name, and of a path, that file systems accept."""
 
@@ -30,8 +36,9 @@ LONGEST_NAME, LONGEST_PATH = 255, 4000
 def local(path: str) -> str:
     """Returns ``path``; raises ``ValueError`` if it cannot be a path of this machine as it is written.
 
-    ``~``, ``$HOME`` and URLs such as ``s3://`` are refused: taken literally, they would name new folders. A
-    line break would begin a new line in a batch file.
+    ``~``, ``$HOME`` and URLs such as ``s3://`` are refused: taken literally, they would name new folders.
+    ``str(Path(url))`` has one slash less, and is refused too. A line break would begin a new line in a batch
+    file.
     """
     if not path.strip():
         raise ValueError("should not be empty")
@@ -49,14 +56,38 @@ def local(path: str) -> str:
     if _UNEXPANDED.match(path):
         why = f"should be a path: {path.partition('/')[0]} is expanded only by the shell"
         raise ValueError(f"{why}; write the folder that it stands for, or ./{path} for a folder of this name")
-    if (match := _SCHEME.match(path)) is None:
+    if not (of_url := scheme(path)):
         return path
-    if match[1] == "file":
-        raise ValueError(f"should be a path: write {path[len(match[0]) :]} without file://")
+    if of_url.startswith("file:"):
+        prefix = of_url if of_url == "file://" else "file:"
+        raise ValueError(f"should be a path: write {path.lstrip().removeprefix(prefix)} without {prefix}")
+    folder = of_url.removesuffix("/")
+    named = "" if folder.endswith("/") else f"; a folder that is called {folder} is written ./{folder}"
     raise ValueError(
-        f"should be a path of this machine: {match[1]}:// is not read or written; "
-        "mount it, or copy the files, and name the folder"
+        f"should be a path of this machine: {of_url} is not read or written; "
+        f"mount it, or copy the files, and name the folder{named}"
     )
+
+
+def scheme(path: str) -> str:
+    """Returns the scheme of a URL, with its slashes; "" if ``path`` is not one.
+
+    >>> scheme("s3://bucket/x"), scheme("s3:/bucket/x"), scheme("./run:1/x"), scheme("C:/x")
+    ('s3://', 's3:/', '', '')
+    """
+    match = _SCHEME.search(path)
+    if match is None:
+        return ""
+    return f"{match[1]}://" if match[1] else f"{match[2]}:/"
+
+
+def unusable(path: str) -> str:
+    """Returns why ``path`` cannot be a path of this machine, as ``local`` says it; "" if it can."""
+    try:
+        local(path)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 FilePath = Annotated[str, AfterValidator(local)]
@@ -72,6 +103,21 @@ def checked(path: str) -> str:
         if parts[0] in TAKEN:
             raise ValueError(f"the run itself writes {parts[0]} in its folder; choose another name")
     return path
+
+
+def names(settings: Any) -> tuple[str, ...]:
+    """Returns the first names in the run folder of all ``run:NAME`` in ``settings``, a nested value.
+
+    >>> names({"parallel": {"dump": "run:norms/a"}, "steps": [{"to": "run:p.jsonl"}], "name": "digits"})
+    ('norms', 'p.jsonl')
+    """
+    if isinstance(settings, str):
+        return (settings.removeprefix(RUN).partition("/")[0],) if settings.startswith(RUN) else ()
+    if isinstance(settings, Mapping):
+        settings = settings.values()
+    elif not isinstance(settings, list | tuple):
+        return ()
+    return tuple(dict.fromkeys(name for value in settings for name in names(value) if name))
 
 
 def place(path: str, run: str) -> str:

@@ -220,12 +220,13 @@ def _walk(names: Iterable[str]) -> _Walk:
     return walk
 
 
-def variables(names: Iterable[str]) -> PythonState:
+def variables(names: Iterable[str], by_contents: bool = False) -> PythonState:
     """Returns the state of these modules: global variables, class attributes, and variables of functions.
 
     The state of the process is included: environment variables, and settings such as a default dtype.
+    ``by_contents``: as for ``PythonState``.
     """
-    out = PythonState(by_value=True)
+    out = PythonState(by_value=True, by_contents=by_contents)
     for name, value in (*process_state(), *named_variables(names)):
         out.enter(name, value)
     return out

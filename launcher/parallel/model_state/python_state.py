@@ -94,18 +94,22 @@ class PythonState:
     ``marks`` has a value for each place, which stays equal as long as the state does. ``chains`` has the
     objects that lead to each place, by id; ``also`` has further attributes that lead to an object;
     ``shared_generators`` has the places of generators of torch to which several attributes lead.
+    ``tensors`` has the tensor at each place.
+
     ``by_value``: new values in a tensor on the CPU are a change. Otherwise only a new tensor object is one,
-    because other checks compare the values of a model's own tensors. ``only_plain``: of other values than
-    tensors, only numbers, texts and sets are compared, which is quick: no array and no long container is
-    copied.
+    because other checks compare the values of a model's own tensors. ``by_contents``: of a tensor only its
+    values count, so that states of two copies of a model can be compared. ``only_plain``: of other values
+    than tensors, only numbers, texts and sets are compared, which is quick: no array and no long container
+    is copied.
     """
 
-    def __init__(self, by_value: bool = False, only_plain: bool = False) -> None:
+    def __init__(self, by_value: bool = False, only_plain: bool = False, by_contents: bool = False) -> None:
         self.marks: dict[Key, Any] = {}
+        self.tensors: dict[Key, torch.Tensor] = {}
         self.chains: dict[Key, tuple[int, ...]] = {}
         self.also: dict[int, list[str]] = {}
         self.shared_generators: list[Key] = []
-        self._by_value, self._only_plain = by_value, only_plain
+        self._by_value, self._only_plain, self._by_contents = by_value, only_plain, by_contents
         self._first: dict[int, Key] = {}
         self._alive: list[Any] = []  # the id of a freed object could be reused
 
@@ -134,8 +138,9 @@ class PythonState:
             self.marks[key], self.chains[key] = type(value), chain
             return
         if inner is None and not isinstance(value, CHANGED_IN_PLACE):
-            tensor = self._by_value and isinstance(value, torch.Tensor)
-            self.marks[key], self.chains[key] = _mark_of_values(value) if tensor else mark(value), chain
+            self.marks[key], self.chains[key] = self._mark(value), chain
+            if isinstance(value, torch.Tensor):
+                self.tensors[key] = value
             self._alive.append(value)
             return
 
@@ -155,13 +160,20 @@ class PythonState:
         for way, part in inner or ():
             self._walk((key[0], key[1] + way), part, (*chain, id(value)))
 
+    def _mark(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return mark(value)
+        if self._by_contents:
+            return _contents(value)
+        return _mark_of_values(value) if self._by_value else mark(value)
 
-def snapshot(model: nn.Module, without: Collection[int] = ()) -> PythonState:
+
+def snapshot(model: nn.Module, without: Collection[int] = (), by_contents: bool = False) -> PythonState:
     """Returns the Python attributes of the modules and their tensors, and which buffers they have.
 
-    ``without``: the ids of modules that are left out.
+    ``without``: the ids of modules that are left out. ``by_contents``: as for ``PythonState``.
     """
-    out = PythonState()
+    out = PythonState(by_contents=by_contents)
     for path, module in model.named_modules():
         if id(module) in without:
             continue
@@ -341,12 +353,22 @@ def _mark_of_values(t: torch.Tensor) -> TensorMark | tuple[int]:
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         if t.device.type == "meta" or t.layout is not torch.strided or t.is_inference() or _is_special(t):
             return (id(t),)
-        digest = None
-        if t.device.type == "cpu" and t.numel() <= LARGE:
-            values = t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-            digest = xxhash.xxh3_128_digest(memoryview(values.numpy()))  # type: ignore[arg-type]
+        digest = _digest(t) if t.device.type == "cpu" and t.numel() <= LARGE else None
         version = t._version if digest is None else 0  # of known values, only the values count
         return TensorMark(id(t), (t.shape, t.dtype), t.requires_grad, version, digest)
+
+
+def _contents(t: torch.Tensor) -> Any:
+    """Returns a mark that is equal for two tensors with equal values; without values, of the same kind."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        readable = t.device.type == "cpu" and t.layout is torch.strided and not _is_special(t)
+        return type(t).__name__, tuple(t.shape), str(t.dtype), _digest(t) if readable else None
+
+
+def _digest(t: torch.Tensor) -> bytes:
+    """Returns a digest of the values of a tensor on the CPU."""
+    values = t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return xxhash.xxh3_128_digest(memoryview(values.numpy()))  # type: ignore[arg-type]
 
 
 def _is_special(t: torch.Tensor) -> bool:
@@ -399,8 +421,13 @@ def same_mark(a: Any, b: Any) -> bool:
 
 
 @contextmanager
-def reading(model: nn.Module, names: Iterable[str], report: Callable[[str], None]) -> Iterator[None]:
-    """Calls ``report`` each time that one of the attributes ``names`` of ``model``'s modules is read."""
+def reading(
+    model: nn.Module, names: Iterable[str], report: Callable[[str], None], only_first: bool = False
+) -> Iterator[None]:
+    """Calls ``report`` each time that one of the attributes ``names`` of ``model``'s modules is read.
+
+    ``only_first``: not after it has been set inside of the block, because the read then gets the new value.
+    """
     names_by_module: dict[int, dict[str, str]] = {}
     kinds: set[type] = set()
     modules = dict(model.named_modules())
@@ -410,29 +437,39 @@ def reading(model: nn.Module, names: Iterable[str], report: Callable[[str], None
         if module is not None:
             names_by_module.setdefault(id(module), {})[attribute] = name
             kinds.add(type(module))
-    plain = {kind: vars(kind).get("__getattribute__") for kind in kinds}
+    methods = ("__getattribute__", "__setattr__")
+    plain = [(kind, method, vars(kind).get(method)) for kind in kinds for method in methods]
+    after_set: set[str] = set()
 
     def patch(kind: type) -> None:
         read: Any = kind.__getattribute__
+        write: Any = kind.__setattr__
 
         def looked(self: Any, attribute: str) -> Any:
             name = names_by_module.get(id(self), {}).get(attribute)
-            if name is not None:
+            if name is not None and name not in after_set:
                 report(name)
             return read(self, attribute)
 
+        def set_to(self: Any, attribute: str, value: Any) -> None:
+            write(self, attribute, value)
+            name = names_by_module.get(id(self), {}).get(attribute)
+            if name is not None and only_first:
+                after_set.add(name)
+
         kind.__getattribute__ = looked  # type: ignore[method-assign, assignment]
+        kind.__setattr__ = set_to  # type: ignore[method-assign, assignment]
 
     for kind in kinds:
         patch(kind)
     try:
         yield
     finally:
-        for kind, was in plain.items():
+        for kind, method, was in plain:
             if was is None:
-                del kind.__getattribute__
+                delattr(kind, method)
             else:
-                kind.__getattribute__ = was  # type: ignore[method-assign]
+                setattr(kind, method, was)
 
 
 def counters(

@@ -39,7 +39,7 @@ class SideChannels:
             for name, leaf in leaves.items()
         }
         self.own = {name: _own(leaf, common) for name, leaf in leaves.items()}
-        self.own |= {path: self._of(path) for path in self.shared}
+        self.common = {path: _own_alone(module) for path, module in self.shared.items()}
         self.holders: dict[int, list[str]] = {}
         for name, state in self.own.items():
             for some in state.also:
@@ -62,10 +62,11 @@ class SideChannels:
             if other not in others:
                 self._leave(name, other, before, self.own[other])
         for path in self.parts[name]:
-            before, self.own[path] = self.own[path], self._of(path)
-            self._leave(name, path, before, self.own[path])
-            for key in changed(before, self.own[path]):
-                self.shared_changes[_below(path, "".join(key))] = name, self.own[path].marks.get(key)
+            before, after = self.common[path], _own_alone(self.shared[path])
+            self.common[path] = after
+            self._leave(name, IN + path, before, after)
+            for key in changed(before, after):
+                self.shared_changes[_below(path, "".join(key))] = name, after.marks.get(key)
         before, self.around = self.around, variables(self.files)
         self._leave(name, "", before, self.around)
         self._leave(name, OUTER, self.outer, self._outer())
@@ -78,9 +79,10 @@ class SideChannels:
     def taken(self) -> tuple[str, str]:
         """Returns, at the end of the forward, a place that a leaf changed, now as before, and the leaf."""
         now = {**self.own, "": self.around, OUTER: self._outer()}
+        now |= {IN + path: state for path, state in self.common.items()}
         for (owner, key), (leaf, before) in self.left.items():
             if same_mark(before, now[owner].marks.get(key, ABSENT)):
-                return (key[0] if owner in ("", OUTER) else _below(owner, key[0])), leaf
+                return (key[0] if owner in ("", OUTER) else _below(owner.removeprefix(IN), key[0])), leaf
         return "", ""
 
     def over(self) -> tuple[str, str]:
@@ -94,15 +96,13 @@ class SideChannels:
 
     def _changed_attribute(self, name: str) -> str:
         """Returns an attribute of leaf ``name`` that code outside of leaves has changed, or ""."""
-        owners = (name, *self.parts[name])
-        return next((_below(o, at) for o in owners for at, _ in changed(self.own[o], self._of(o))), "")
+        states = [(name, self.own[name], self._of(name))]
+        states += [(path, self.common[path], _own_alone(self.shared[path])) for path in self.parts[name]]
+        return next((_below(owner, at) for owner, a, b in states for at, _ in changed(a, b)), "")
 
-    def _of(self, owner: str) -> PythonState:
-        """Returns the state of a leaf without modules that others contain too, or of such a module alone."""
-        module = self.shared.get(owner)
-        if module is not None:
-            return _own(module, {*map(id, module.modules())} - {id(module)})
-        return _own(self.leaves[owner], {*map(id, self.shared.values())})
+    def _of(self, name: str) -> PythonState:
+        """Returns the state of leaf ``name``, without modules that other leaves contain too."""
+        return _own(self.leaves[name], {*map(id, self.shared.values())})
 
     def _changed_variable(self) -> str:
         """Returns a variable that code outside of leaves has changed, or ""."""
@@ -119,6 +119,7 @@ class SideChannels:
 
 
 ABSENT, OUTER = object(), "the modules around the leaves"
+IN = "the shared module "
 HOOKED = "the hooks of"
 
 
@@ -149,6 +150,11 @@ def _own(leaf: nn.Module, without: Collection[int] = ()) -> PythonState:
         users = [f for f in each if not library(getattr(f, "__module__", None) or "torch")]
         out.enter(f"{HOOKED} {path}", users)
     return out
+
+
+def _own_alone(module: nn.Module) -> PythonState:
+    """Returns the Python state of ``module`` without that of modules inside of it."""
+    return _own(module, {*map(id, module.modules())} - {id(module)})
 
 
 def _below(leaf: str, at: str) -> str:

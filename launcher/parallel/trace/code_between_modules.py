@@ -69,6 +69,7 @@ class Tracer(Capture):
         costs: bytes saved, flops and kernels of each node.
         writes: the storages that each node has changed.
         spans: autograd's sequence number when each node began.
+        aged: traces of copies of the model after many forwards, if it counts them.
         origins: the autograd functions at which gradients of each node's value arrive.
     """
 
@@ -85,6 +86,7 @@ class Tracer(Capture):
         self.spans: list[tuple[int, fx.Node]] = []
         self.origins: dict[fx.Node, frozenset[Any]] = {}
         self._last: tuple[Cost, frozenset[int], int] = (NO_COST, frozenset(), 0)
+        self.aged: list[Tracer] = []
         self._leaves_around: dict[str, list[str]] = {}
 
     def called(self, node: fx.Node) -> tuple[nn.Module, Any, Any]:
@@ -325,6 +327,7 @@ def _later(
                 difference = graph_difference(tracer.graph, again.graph)
                 text = f"the code between the named modules changes ({difference}); move it into a module"
                 key = "model" if difference else ""
+                tracer.aged.append(again)
                 unentangled(
                     older, {str(n.target): call[1:] for n, call in again.calls.items()}, again.watch.values
                 )

@@ -97,6 +97,9 @@ TOGGLES = (torch.Tensor.requires_grad_, REQUIRES.__set__)
 """Functions that set whether a tensor requires a gradient."""
 
 
+CHECKPOINT = "torch.utils.checkpoint"
+
+
 @dataclass(frozen=True)
 class ModuleCall:
     """One call of a unit: its arguments, the tensors it ``made``, the bytes ``saved`` for its backward."""
@@ -122,6 +125,8 @@ class ForwardObserver(TorchFunctionMode):
         under: modules that are called while the model's code has entered or replaced something, each with the
             name of what was entered or replaced.
         calls: how often each module ran.
+        checkpointed: modules that run inside of a call of torch's checkpoint, each with the module whose code
+            makes the outermost such call.
         runs: each call of a unit.
         order: each module as it begins (True) and ends (False).
         looks: modules whose own code read values of tensors while these were real (``looking``).
@@ -178,6 +183,10 @@ class ForwardObserver(TorchFunctionMode):
         self._outside = saved_tensor_hooks()
         self._regions: dict[int, list[str]] = {}  # calls of torch's checkpoint, whose modules are recomputed
         self._reentrant: list[int] = []
+        self._checkpoints: list[tuple[object, str]] = [
+            (None, "")
+        ]  # of each running module, and who called it
+        self.checkpointed: dict[str, str] = {}
 
         # modules by what they do, and which of them read values or compute gradients
         self.overwrites: set[str] = set()
@@ -266,6 +275,19 @@ class ForwardObserver(TorchFunctionMode):
         inside = now is not None and now != self._outside  # within torch.func.grad there is none
         return id(now[0]) if inside else None
 
+    def _enter_checkpoint(self, name: str) -> None:
+        """Notes whether module ``name`` begins inside of a call of torch's checkpoint, and whose that is."""
+        around, caller = self._checkpoints[-1]
+        region = self._region()
+        hooks = saved_tensor_hooks()
+        if not self._reentrant and (hooks is None or hooks[0].__module__ != CHECKPOINT):
+            region = None  # other hooks recompute nothing
+        if around is None and region is not None:
+            caller = self._running[-1]
+        self._checkpoints.append((region, caller))
+        if region is not None:
+            self.checkpointed.setdefault(name, caller)
+
     def recomputed(self) -> tuple[str, ...]:
         """Returns, for each call of torch's checkpoint with several units, the deepest module around them."""
         return tuple(dict.fromkeys(_around(names) for names in self._regions.values() if len(set(names)) > 1))
@@ -334,6 +356,7 @@ class ForwardObserver(TorchFunctionMode):
         self._filled.append(filled(arguments))
 
         # record that it runs, and learn its tensors
+        self._enter_checkpoint(name)
         self._running.append(name)
         self.effects.enter()
         self.order.append((name, True))
@@ -351,6 +374,7 @@ class ForwardObserver(TorchFunctionMode):
         if self.over or get_ident() != self._thread:
             return
         self._running.pop()
+        self._checkpoints.pop()
         self.effects.leave(output)
         self.order.append((name, False))
 

@@ -318,8 +318,11 @@ class Capture(TorchFunctionMode):
             text = "it seeds torch's random stream, or restores its state"
             raise self.refuse(f"{text}; the trace does not record that")
         hooks = saved_tensor_hooks()
-        if hooks != self.hooks and hooks is not None and hooks[0].__module__.partition(".")[0] != "torch":
+        owner = "" if hooks in (None, self.hooks) else hooks[0].__module__.partition(".")[0]
+        if owner not in ("", "torch"):
             text = "it has hooks on what autograd saves (saved_tensors_hooks)"
+            if owner == "launcher":  # a transform disables hooks, and the plan's own are entered anew
+                text = "it computes gradients inside of a transform of torch.func"
             raise self.refuse(f"{text}; the trace does not record that")
         if what := self.around.entered():
             raise self.refuse(f"it is called under {what}, which its stage would not have")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -31,8 +31,8 @@ from launcher.parallel.trace.code_between_modules import (
     trace_ours,
 )
 from launcher.parallel.trace.forward_observer import ForwardObserver, watching
-from launcher.parallel.trace.memory_and_gradients import gradients, memory
-from launcher.parallel.trace.module_kinds import kind_of
+from launcher.parallel.trace.memory_and_gradients import GraphNodeGradients, gradients, memory
+from launcher.parallel.trace.module_kinds import is_mean_over_samples, kind_of
 from launcher.parallel.trace.parameter_roles import param_roles
 from launcher.parallel.trace.run_module import Observers, needs_values, run_module
 from launcher.parallel.trace.state_between_forwards import (
@@ -177,6 +177,7 @@ def _traits(model: nn.Module) -> ModelTraits:
         compiled=tuple(n for n, m in modules if _compiled(m)),
         several_names=tuple(tuple(same) for same in names.values() if len(same) > 1),
         batch_norms=tuple(n for n, m in modules if _over_samples(m)),
+        instance_norms=tuple(n for n, m in modules if is_mean_over_samples(m, "running_mean")),
         extra_states=tuple(n for n, m in modules if type(m).get_extra_state is not nn.Module.get_extra_state),
         fused=_fused(model),
     )
@@ -234,9 +235,9 @@ def graph(
     known = skeleton(model)
     traced = trace_ours if ours else trace
     tracer = traced(model, leaves, meta(inputs), _loaded(known, model))
-    moved = tracer.watch.moved and not ours
     made = facts(tracer, known)
-    made = _remembering(made, model, inputs) if moved else made
+    moved = tracer.watch.moved or made.value_readers  # a branch on a value may change state
+    made = _remembering(made, model, inputs) if moved and not ours else made
     return made if ours else _drifting(_with_backward_reads(made, model, inputs), model, inputs)
 
 
@@ -307,8 +308,23 @@ def facts(tracer: Tracer, known: ModelStructure) -> Graph:
         out.append(node)
 
     graph = Graph(tuple(out), **watched)
+    late = dict.fromkeys(name for aged in tracer.aged for name in _other_gradients(tracer, aged, arriving))
+    graph = replace(graph, effects=replace(graph.effects, late_gradients=tuple(late)))
     other = tracer.evaluation
     return graph if other is None else _evaluated(graph, _effects(other.watch, _returned(other), other.meter))
+
+
+def _other_gradients(
+    tracer: Tracer, aged: Tracer, arriving: Mapping[fx.Node, GraphNodeGradients]
+) -> Iterator[str]:
+    """Yields the values that get a gradient in only one of two traces of the same code."""
+    later = gradients(aged, memory(aged))
+    for n, m in zip(tracer.graph.nodes, aged.graph.nodes, strict=False):
+        yield from arriving[n].inputs ^ later[m].inputs
+        pair = tensors(tracer.values[n]), tensors(aged.values[m])
+        learns = [[t.requires_grad for t in some] for some in pair]
+        if learns[0] != learns[1] or arriving[n].idle != later[m].idle:
+            yield n.name
 
 
 def _backward(tracer: Tracer, node: fx.Node, backwards: BackwardMeter) -> Backward:
@@ -373,6 +389,7 @@ def _watched(
         "value_readers": among(watch.looks),
         "data_decides_calls": watch.steers,
         "recomputed": watch.recomputed(),
+        "checkpointed": tuple(watch.checkpointed.items()),
         "nested": among(watch.nested),
         "inferred": among(watch.inferred),
         "fills": among(watch.fills),
@@ -414,6 +431,7 @@ def _effects(watch: ForwardObserver, output: Any, meter: ForwardMeter) -> Effect
         inside_modes=tuple(watch.under.items()),
         hooks=tuple(watch.hooks),
         mixed=tuple(watch.effects.mixed),
+        normalizing=tuple(watch.effects.mixed),
         draws=tuple(watch.effects.draws),
         dropouts=tuple(n for n in watch.effects.draws if n in watch.effects.dropouts),
         saves_unfilled=tuple(watch.effects.saves_unfilled),
@@ -451,7 +469,7 @@ def single_node_graph(model: nn.Module, inputs: Sequence[TensorSpec], ours: bool
     made, moved = _single_node(model, known, inputs)
     if ours and not modal(model):
         return _evaluated(made, made.effects)
-    if moved:
+    if moved or made.value_readers:
         made = _remembering(made, model, inputs)
     evaluated = copied(model)  # the model's own eval() may count calls or merge weights
     other = Effects()
@@ -534,7 +552,7 @@ def _single(
             return run(model, xs, Observers(meter, watch)), meter, watch
 
     value, meter, watch = forward()
-    if watch.effects.changed:
+    if watch.effects.changed and not watch.looks:  # otherwise a forward is slow
         with suppress(RequestError):  # then all that the first forward changes may change again
             watch.effects.compare(forward()[2].effects)
     return _node(known, inputs, value, meter=meter, watch=watch), watch.moved

@@ -59,3 +59,10 @@ def _plain_kind(module: nn.Module) -> str:
 def _limited(module: nn.Module) -> bool:
     """Returns true for a table whose rows, or gradients, depend on all ids of the batch."""
     return isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq)
+
+
+def is_mean_over_samples(module: nn.Module, attr: str) -> bool:
+    """Returns true if a buffer of ``module`` is a statistic that torch's InstanceNorm keeps."""
+    norm = nn.modules.instancenorm._InstanceNorm
+    own = isinstance(module, norm) and type(module).forward is norm.forward
+    return own and attr in ("running_mean", "running_var")

@@ -48,7 +48,8 @@ def _stand_ins(arguments: list[torch.Tensor], watch: ForwardObserver | None, zer
     for t in arguments:
         value = None if watch is None or zeros else watch.values.of(t)
         if value is None and trying() and not zeros and t.is_floating_point() and t.numel() <= FEW:
-            value = torch.randn(t.shape, generator=stream).to(t.dtype)
+            with _unseen():  # no draw of the model's
+                value = torch.randn(t.shape, generator=stream).to(t.dtype)
         made[id(t)] = _zeros(t) if value is None else _as(value, t)
         if watch is not None:
             watch.effects.follow(made[id(t)], t)

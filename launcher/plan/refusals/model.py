@@ -19,6 +19,7 @@ from launcher.plan.values.model_graph import DUAL, Graph, Inner, ModelStructure,
 from launcher.plan.values.module_names import listed
 from launcher.plan.values.note import Note
 from launcher.plan.values.precision import DTYPE
+from launcher.plan.values.recomputed_module import Recomputed
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import many, some
 from launcher.plan.verbs import verb
@@ -84,7 +85,9 @@ def untrained(job: Job, skeleton: ModelStructure, graph: Graph) -> Iterator[Prob
         yield Problem(KEY, f"{text}; compute it without torch.no_grad(), detach() and .data")
 
 
-def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Graph) -> Iterator[Problem]:
+def layout_problems(
+    job: Job, at: CutModel, skeleton: ModelStructure, graph: Graph, recomputed: Sequence[Recomputed] = ()
+) -> Iterator[Problem]:
     """Yields what this layout cannot train with the same result as one process."""
     alone = _alone(job, at.sizes)
     placed = {n: p for p in at.params for n in p.names}
@@ -95,6 +98,7 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
     yield from _foreign_memory(skeleton, graph)
 
     yield from _around(at, skeleton, graph, alone)
+    yield from _once(at, graph, recomputed)
     yield from _clocks(at, graph, recomputes=job.parallel.recompute is not None)
 
     # tensors that a forward changes, and gradients that it computes or reads itself
@@ -117,6 +121,11 @@ def layout_problems(job: Job, at: CutModel, skeleton: ModelStructure, graph: Gra
             text = f"{module} has a Python reference to {owner(name)} and shares its weight {name}"
             text += f", but they run on stages {stage} and {other}, each with a copy"
             yield Problem(KEY, f"{text}; keep only the weight, or put both modules on one stage")
+    for c in (c for row in at.boundaries for c in row if c.name in graph.effects.late_gradients):
+        text = f"whether {c.name} needs a gradient changes after many forwards, but a stage sends it either"
+        text += " always with its gradient or never"
+        cure = "keep the modules that make and use it on one stage, or change requires_grad of its weights"
+        yield Problem(KEY, f"{text}; {cure}")
     for module in graph.effects.grad_reads:
         text = (
             f"{_where(module)} reads the .grad of a weight or buffer, but each rank has only its own "
@@ -177,6 +186,37 @@ def _around(at: CutModel, skeleton: ModelStructure, graph: Graph, alone: str) ->
             ranks = f"each of {at.sizes.replicas} data-parallel ranks"
             text = f"the {kept.by} changes {kept.name} from rank-local data and then reads it"
             yield Problem(KEY, f"{text}: {ranks} would train another model; {ALONE}", alone)
+
+
+def _run_once(at: CutModel, graph: Graph, recomputed: Sequence[Recomputed]) -> set[str]:
+    """Returns the modules that the model's own checkpoint runs twice in a plain loop, but not in this layout.
+
+    A stage runs modules without the code between them that calls checkpoint(), and a recomputed module inside
+    of such a call restores its state after the second run.
+    """
+    several = len(at.stages) > 1
+    again = [r.module for r in recomputed]
+    return {
+        name
+        for name, caller in graph.checkpointed
+        if (several and at.stage_of(caller) is None)
+        or any(covers(m, name) and not covers(m, caller) for m in again)
+    }
+
+
+TWICE = "twice in each step of a plain loop, in the forward and again in the backward"
+OWN_CHECKPOINT = "the model's own torch.utils.checkpoint"
+PLAIN = "use parallel.recompute in place of that checkpoint: then every layout and a plain loop run it once"
+
+
+def _once(at: CutModel, graph: Graph, recomputed: Sequence[Recomputed]) -> Iterator[Problem]:
+    """Yields state that the model's own checkpoint changes twice in each step of a plain loop, and reads."""
+    once = _run_once(at, graph, recomputed)
+    state = [c.name for c in graph.effects.changes if c.read and once.intersection(c.at)]
+    state += [k.name for k in graph.effects.carried if k.by == "forward" and owner(k.name) in once]
+    for name in state:
+        text = f"{OWN_CHECKPOINT} changes {name} {TWICE}, but this layout once"
+        yield Problem(KEY, f"{text}: it would train other numbers; {PLAIN}")
 
 
 def _seeds(at: CutModel, graph: Graph) -> Iterator[Problem]:
@@ -398,8 +438,15 @@ def _mixed(at: CutModel, graph: Graph) -> Problem:
     return Problem(KEY, f"{graph.effects.mixing} {MIXED}, and {why}; {way_out}", cure)
 
 
-def remarks(job: Job, skeleton: ModelStructure, graph: Graph, sizes: Sizes) -> list[Note]:
+def remarks(
+    job: Job,
+    skeleton: ModelStructure,
+    graph: Graph,
+    at: CutModel,
+    recomputed: Sequence[Recomputed],
+) -> list[Note]:
     """Returns notes on models that train, but to numbers that depend on other settings."""
+    sizes = at.sizes
     out = _unsaved(job, skeleton, graph)
     if _mixes(graph):
         text = "another batch size, or a batch in parts, gives other results"
@@ -422,12 +469,32 @@ def remarks(job: Job, skeleton: ModelStructure, graph: Graph, sizes: Sizes) -> l
             by = f"once for each of {sizes.micros} micro batches of a step, and then reads it"
             other = "another number of micro batches gives other results"
             out.append(Note(KEY, f"the {what} changes {listed(counted)} {by}: {other}"))
-    if skeleton.traits.batch_norms and _cuts_batch(sizes):
+    norms = dict.fromkeys((*skeleton.traits.batch_norms, *map(_where, graph.effects.normalizing)))
+    if norms and _cuts_batch(sizes):
         text = f"normalizes by the {many(sizes.micro_batch, 'sample')} of a rank's micro batch, not by all"
-        names = listed(skeleton.traits.batch_norms)
+        names = listed([*norms])
         other = "another number of data-parallel ranks or micro batches gives other results"
         out.append(Note(KEY, f"BatchNorm ({names}) {text} {sizes.global_batch}: {other}"))
+    once = _run_once(at, graph, recomputed)
+    if kept := [c.name for c in graph.effects.changes if not c.read and once.intersection(c.at)]:
+        text = f"{OWN_CHECKPOINT} updates {listed(kept)} {TWICE}, but this layout once"
+        out.append(Note(KEY, f"{text}: these get other values; {PLAIN}"))
+    if sizes.replicas > 1 and (first := _of_first_rank(skeleton, graph)):
+        text = f"the forward updates {listed(first)} from the samples of a data-parallel rank"
+        other = "another number of data-parallel ranks gives other values"
+        out.append(Note(KEY, f"{text}, and each step takes over those of the first rank: {other}"))
     return out
+
+
+def _of_first_rank(skeleton: ModelStructure, graph: Graph) -> list[str]:
+    """Returns the buffers that only an evaluation reads, and that the first rank's samples decide.
+
+    Those of BatchNorm have a note of their own; those of InstanceNorm are averaged over the ranks.
+    """
+    saved = {p.name for p in skeleton.params if p.buffer}
+    norms = {*skeleton.traits.batch_norms, *skeleton.traits.instance_norms}
+    changes = (c for c in graph.effects.changes if c.by_data and not c.read and not saved.isdisjoint(c.names))
+    return [c.name for c in changes if norms.isdisjoint(map(owner, c.names))]
 
 
 def _unsaved(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
@@ -438,11 +505,12 @@ def _unsaved(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
     persistent = {p.name for p in skeleton.params}
     buffers = [c.name for c in graph.effects.changes if c.read and not persistent & {*c.names}]
     saved = skeleton.traits.extra_states
-    kept = [k for k in graph.effects.carried if owner(k.name) not in saved]
+    python = [k for k in graph.effects.carried if k.name not in persistent]
+    kept = [k for k in python if owner(k.name) not in saved]
     by_forward, by_backward = ([k.name for k in kept if k.by == by] for by in ("forward", "backward"))
     resets = graph.effects.resets
-    lacking = [k.name for k in graph.effects.carried if k not in kept and k.name in resets]
-    python, register = "it is Python state", "make it a buffer, or return it from get_extra_state"
+    lacking = [k.name for k in python if k not in kept and k.name in resets]
+    in_python, register = "it is Python state", "make it a buffer, or return it from get_extra_state"
     not_restored, extra = (
         "set_extra_state does not restore it",
         "make it a buffer, or a part of the extra state",
@@ -450,8 +518,8 @@ def _unsaved(job: Job, skeleton: ModelStructure, graph: Graph) -> list[Note]:
     left_out = "persistent=False keeps it out of the state dict"
     out = []
     for names, what, reason, cure in (
-        (by_forward, "forward", python, register),
-        (by_backward, "backward", python, register),
+        (by_forward, "forward", in_python, register),
+        (by_backward, "backward", in_python, register),
         (lacking, "forward", not_restored, extra),
         (buffers, "forward", left_out, "register it as a persistent buffer"),
     ):
@@ -540,7 +608,7 @@ def _between(c: StateChange, p: Placed | None, at: CutModel) -> Why | None:
     if here and not here <= owners:
         text = f", which is on stage {_numbers(owners)}, in {listed(c.at)} on stage {_numbers(here)}"
         return f"{text}; put both on one stage", ""
-    if c.kept:
+    if c.kept and not c.cached:
         text = " in place, and the backward of another micro batch still needs the old values"
         return f"{text}; compute with a copy, {c.name.rpartition('.')[2]}.clone()", ""
     return None

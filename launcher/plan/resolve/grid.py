@@ -8,7 +8,7 @@ from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.models import LanguageModel
 from launcher.job.schema.parallel import Pipeline
-from launcher.job.schema.steps import Train
+from launcher.job.schema.steps import Load, Train
 from launcher.plan.resolve import device_matrix, hsdp, pipeline
 from launcher.plan.resolve.device_matrix import choose_engine
 from launcher.plan.schedule.schedules import RULES
@@ -123,10 +123,25 @@ def _length(job: Job, notes: list[Note]) -> tuple[int, int | None]:
 
     times = sum(isinstance(step, Train) for step in job.steps.values())
     if times > 1:
-        why = f"train runs {times} times, {steps} steps each"
+        why = f"train runs {times} times, {_ends(job, steps, times)}"
         notes.append(Note("train.steps", f"{steps} -> {steps * times}: {why}"))
         steps, epochs = steps * times, None if epochs is None else epochs * times
     return steps, epochs
+
+
+def _ends(job: Job, steps: int, times: int) -> str:
+    """Returns when each of several ``train`` steps ends.
+
+    They end at fixed numbers of optimizer steps. A ``load`` between them may change that number.
+    """
+    trains = [k for k, step in enumerate(job.steps.values()) if isinstance(step, Train)]
+    between = [*job.steps.items()][trains[0] : trains[-1]]
+    loads = [name for name, step in between if isinstance(step, Load)]
+    if not loads:
+        return f"{steps} steps each"
+    *first, last = (steps * k for k in range(1, times + 1))
+    listed = f"{', '.join(map(str, first))} and {last}"
+    return f"until step {listed}; {', '.join(loads)} continues at the step of its checkpoint"
 
 
 def _grid(job: Job, engine: EngineChoice, notes: list[Note], problems: list[Problem]) -> Grid | None:

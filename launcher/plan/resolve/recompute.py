@@ -20,6 +20,7 @@ from launcher.plan.values.text import many
 
 KEY = "parallel.recompute"
 MODULES = f"{KEY}.modules"
+NEVER_CALLED = "its forward is never called"
 
 
 def resolve(
@@ -116,9 +117,21 @@ def not_repeatable(
     return {module: why for module, why in reasons.items() if why}
 
 
-def problems(recomputed: tuple[Recomputed, ...], wrong: Mapping[str, str]) -> list[Problem]:
-    """Returns the problems of modules that are ``wrong``; the cure names all others."""
-    others = [r.module for r in recomputed if r.module not in wrong]
+def problems(
+    recomputed: tuple[Recomputed, ...], wrong: Mapping[str, str], graph: Graph, skeleton: ModelStructure
+) -> list[Problem]:
+    """Returns the problems of modules that are ``wrong``; the cure names all others.
+
+    In the place of a module that only contains modules which the model calls, it names these.
+    """
+    uncalled = {module for module, calls in graph.calls if calls == 0}
+    others = []
+    for r in recomputed:
+        if wrong.get(r.module) == NEVER_CALLED:
+            inside = [m for m in skeleton.modules if m.rpartition(".")[0] == r.module]
+            others += [m for m in inside if m not in uncalled]
+        elif r.module not in wrong:
+            others.append(r.module)
     cure = quote(f"{MODULES}=[{','.join(others)}]") if others else f"{KEY}=null"
     text = "cannot be recomputed in the backward"
     return [Problem(MODULES, f"{module} {text}: {why}", cure) for module, why in wrong.items()]
@@ -164,7 +177,7 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
         return covers(module, name)
 
     if dict(graph.calls).get(module, 1) == 0:
-        yield "its forward is never called"
+        yield NEVER_CALLED
     for c in graph.effects.changes:
         own = any(here(owner(n)) for n in c.names)
         used = c.read or c.kept or not weights.isdisjoint(c.names) or not own

@@ -10,7 +10,7 @@ from launcher.optional import matrices
 from launcher.plan.cut.stages import BoundaryTensor
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.memory.rank_memory import Memory
-from launcher.plan.plan import VERSION, Estimate, Plan
+from launcher.plan.plan import VERSION, Estimate, Observed, Plan
 from launcher.plan.schedule.simulate import Timeline
 from launcher.plan.sizes import Sizes
 from launcher.plan.tensor_parallel.module_strategies import Operator
@@ -30,6 +30,7 @@ LEFT_OUT: dict[type, tuple[str, ...]] = {
     Estimate: ("loads", "work"),
     Prediction: ("timeline", "shares", "networks"),
     Plan: ("sharding", "graph", "drill"),
+    Observed: ("reads_values",),
     Operator: ("where",),
     ShardedOperator: ("dims",),
 }

@@ -41,6 +41,7 @@ class ModelTraits:
     model itself compiles. ``extra_states``: modules that override ``get_extra_state``. ``fused``: tensors
     that ``eval()`` makes of weights. ``global_hooks``: the functions by which the constructor registered
     global module hooks. ``batch_norms``: modules that normalize over the samples of a batch in training.
+    ``instance_norms``: modules of torch that normalize each sample, and keep the mean of all statistics.
     ``world``: the constructor's queries about the distributed processes. ``references``: modules with a
     Python reference to another module, each with a weight that both share. ``foreign_memory``: tensors that
     the constructor made in the memory of something else.
@@ -57,6 +58,7 @@ class ModelTraits:
     fused: tuple[str, ...] = ()
     global_hooks: tuple[str, ...] = ()
     batch_norms: tuple[str, ...] = ()
+    instance_norms: tuple[str, ...] = ()
     world: tuple[str, ...] = ()
     references: tuple[tuple[str, str], ...] = ()
     foreign_memory: tuple[ForeignMemory, ...] = ()
@@ -283,6 +285,7 @@ class Effects:
             of torch, each with a description of it.
         evaluated: what a forward in evaluation mode changes.
         mixed: modules that normalize over the samples of their batch in evaluation mode.
+        normalizing: modules that call torch's batch norm with the statistics of their batch in training.
         draws: modules that draw random numbers from a torch generator in training.
         dropouts: modules among these that draw for dropout only, which can be switched off.
         saves_unfilled: modules with an operation that saves a tensor for the backward before it fills it.
@@ -292,6 +295,8 @@ class Effects:
         seeds: modules that seed torch's global stream, "" for the code between the named modules; known where
             stages run them.
         carried: attributes that carry Python state from one forward or backward to the next.
+        late_gradients: values of the code between modules that need a gradient only in early or only in later
+            forwards.
         resets: attributes that make a resumed model compute other results, "" for unknown ones.
         mixing: which value of a sample depends on others of its batch, BatchNorm excepted, "" for none;
             ``None`` if that was not tested.
@@ -328,6 +333,7 @@ class Effects:
     inside_modes: tuple[tuple[str, str], ...] = ()
     evaluated: tuple[StateChange, ...] = ()
     mixed: tuple[str, ...] = ()
+    normalizing: tuple[str, ...] = ()
     draws: tuple[str, ...] = ()
     dropouts: tuple[str, ...] = ()
     saves_unfilled: tuple[str, ...] = ()
@@ -336,6 +342,7 @@ class Effects:
     global_draws: bool = False
     seeds: tuple[str, ...] = ()
     carried: tuple[MovingAttribute, ...] = ()
+    late_gradients: tuple[str, ...] = ()
     resets: tuple[str, ...] = ()
     mixing: str | None = None
     untested_elements: int | None = None
@@ -363,10 +370,12 @@ class Graph:
     ``value_readers``: modules whose own code reads tensor values, so that what runs inside of them may differ
     from rank to rank. ``data_decides_calls``: the values of the data decide which units run, or in which
     order. ``overwrites``: modules that change their inputs in place. ``recomputed``: modules around several
-    units that one activation checkpoint recomputes. ``nested``: modules that run inside of themselves.
-    ``inferred``: modules that run in inference mode. ``fills``: modules that change a list or dictionary that
-    is passed to them. ``lazy``: modules that return a generator. ``strided``: modules that read the memory
-    layout of an argument that is not contiguous; ``gapped``: those of them whose argument also has gaps.
+    units that one activation checkpoint recomputes. ``checkpointed``: modules that run inside of a call of
+    torch's checkpoint, each with the module whose code makes the outermost such call. ``nested``: modules
+    that run inside of themselves. ``inferred``: modules that run in inference mode. ``fills``: modules that
+    change a list or dictionary that is passed to them. ``lazy``: modules that return a generator.
+    ``strided``: modules that read the memory layout of an argument that is not contiguous; ``gapped``: those
+    of them whose argument also has gaps.
     ``requires_grad_changes``: parameters whose ``requires_grad`` the forward sets, each with the module that
     does. ``other_parameters``: modules that are called with other parameters than their own.
     ``memory_writers``: modules that change the memory of their inputs, also by ``.data``. ``sparse``: modules
@@ -389,6 +398,7 @@ class Graph:
     effects: Effects = Effects()
     overwrites: tuple[str, ...] = ()
     recomputed: tuple[str, ...] = ()
+    checkpointed: tuple[tuple[str, str], ...] = ()
     nested: tuple[str, ...] = ()
     inferred: tuple[str, ...] = ()
     fills: tuple[str, ...] = ()

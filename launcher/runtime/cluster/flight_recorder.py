@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from launcher.checkpoint.tensorfile.disk import write_bytes
+
 ENTRIES = 2000
 """Collectives that a rank records: several steps of most layouts."""
 
@@ -74,7 +76,7 @@ def write(folder: Path, rank: int) -> Path | None:
         return None
     path = gloo_file(folder, rank)
     try:
-        path.write_bytes(dump())
+        write_bytes(path, dump())
     except (OSError, RuntimeError) as error:
         _log.debug("%s: %s", path, error)
         return None

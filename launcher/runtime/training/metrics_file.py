@@ -17,11 +17,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from launcher.checkpoint.tensorfile.disk import BLOCK, Unwritten, named_errors, write_text
-from launcher.checkpoint.tensorfile.watched_folder import make_folder
+from launcher.checkpoint.tensorfile.watched_folder import make_folder, open_file
 from launcher.errors import RunError
 from launcher.plan.resolve.checkpoint import AVERAGED
 from launcher.runtime.cluster.messages import gather
-from launcher.untrusted.files import brief, open_below, parsed
+from launcher.untrusted.files import brief, parsed
 
 if TYPE_CHECKING:
     from launcher.parallel.grad_norm import OwnGradients
@@ -51,10 +51,10 @@ class Metrics:
         self._table = table
         self._patient = patient
         with named_errors(path, BLOCK):
-            self._fd = open_below(path.parent, path.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            self._fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
         try:
-            os.ftruncate(self._fd, _kept(path, (first_step, False, 0)))
-            self._last = max(map(_place, Rows(path)), default=(0, False, 0))
+            os.ftruncate(self._fd, _kept(path, self._fd, (first_step, False, 0)))
+            self._last = max(map(_place, Rows(path, self._fd)), default=(0, False, 0))
         except BaseException:
             os.close(self._fd)
             raise
@@ -70,7 +70,7 @@ class Metrics:
             self._flush()
             if self._table is not None:
                 with named_errors(self._path, 0):
-                    write_csv(Rows(self._path), self._table)
+                    write_csv(Rows(self._path, self._fd), self._table)
         except RunError as problem:
             if error is None:
                 raise
@@ -83,7 +83,7 @@ class Metrics:
         at = _place(row)
         if at <= self._last:
             self._flush()
-            os.ftruncate(self._fd, _kept(self._path, at))
+            os.ftruncate(self._fd, _kept(self._path, self._fd, at))
         self._last = at
 
         # on a full disk rows wait until there is space
@@ -114,12 +114,16 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Rows:
-    """Every complete row of the file ``path``; one row at a time is in memory."""
+    """Every complete row of the file ``path``; one row at a time is in memory.
+
+    ``fd`` reads the open file: by now the path may lead to another one.
+    """
 
     path: Path
+    fd: int | None = None
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (row for _, row in _rows_with_ends(self.path))
+        return (row for _, row in _rows_with_ends(self.path, self.fd))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -137,13 +141,14 @@ def write_csv(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
     write_text(path, text.getvalue())
 
 
-def _rows_with_ends(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _rows_with_ends(path: Path, fd: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields each row with the offset of its end, up to what a kill left incomplete.
 
     Raises ``RunError`` for a line that no run has written.
     """
     end = 0
-    with path.open("rb") as file:
+    with path.open("rb") if fd is None else open(fd, "rb", closefd=False) as file:
+        file.seek(0)
         for number in count(1):
             line = file.readline(LONGEST)
             if not _complete(line):
@@ -201,10 +206,10 @@ def _place(row: Mapping[str, Any]) -> Place:
     return row.get("after", row.get("step", -1)), "loss" not in row, last
 
 
-def _kept(path: Path, first: Place) -> int:
+def _kept(path: Path, fd: int, first: Place) -> int:
     """Returns the bytes of the rows that sort before ``first``."""
     end = 0
-    for at, row in _rows_with_ends(path):
+    for at, row in _rows_with_ends(path, fd):
         if _place(row) >= first:
             break
         end = at

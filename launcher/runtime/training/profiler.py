@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch._C._autograd import DeviceType
 
+from launcher.checkpoint.tensorfile.disk import replaced_by_library, write_text
+from launcher.checkpoint.tensorfile.watched_folder import make_folder
 from launcher.runtime.device import is_accelerator, memory_history, profiled, synchronize
 
 NAME_WIDTH = 80
@@ -152,10 +154,11 @@ class ProfileWindow:
                 self.say("debug.profiler: this start trained no step of the window (debug.profiler.steps)")
             return
         trace = self._stopped()
-        self.folder.mkdir(exist_ok=True)
-        trace.export_chrome_trace(str(self.path))
+        make_folder(self.folder)
+        with replaced_by_library(self.path) as path:
+            trace.export_chrome_trace(str(path))
         lines = self._table(kernel_times(trace))
-        (self.folder / f"rank{self.rank}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_text(self.folder / f"rank{self.rank}.txt", "\n".join(lines) + "\n")
         if self.say is not None:
             self.say("\n".join(lines))
         self._written = True
@@ -198,6 +201,7 @@ class ProfileWindow:
     def _save_memory(self) -> None:
         """Writes ``rank<N>-memory.pickle``, for https://pytorch.org/memory_viz."""
         if self._memory is not None:
-            self.folder.mkdir(exist_ok=True)
-            self._memory._dump_snapshot(str(self.folder / f"rank{self.rank}-memory.pickle"))
+            make_folder(self.folder)
+            with replaced_by_library(self.folder / f"rank{self.rank}-memory.pickle") as path:
+                self._memory._dump_snapshot(str(path))
             self._memory._record_memory_history(enabled=None)

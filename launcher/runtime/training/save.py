@@ -245,6 +245,7 @@ def _snapshot(s: Session, keep: int | None, saver: Saver | None) -> Snapshot:
         "skipped": s.scaling.skipped,
         "modules": module_state.gather_extra_states(s.model),
         "loaded": s.loaded,
+        "at": s.at,
         "stream": s.feed.stream.place() if s.feed.stream is not None and s.world.rank == 0 else None,
     }
     ranks = CheckpointWriters(s.world, group, final.name)

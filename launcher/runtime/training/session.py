@@ -44,11 +44,11 @@ class Session:
     checkpoints share, also after a resume; ``None`` if an older version wrote them. ``passed``: the steps
     that were trained before an older checkpoint was loaded. ``loaded``: the source of each ``load`` that
     these weights come after, by the name of the step; checkpoints record it. ``None`` if an older version
-    wrote the checkpoint. ``writing``: the last checkpoint, until callbacks are notified of it. ``baseline``:
-    the loss on held-out samples of the best model that ignores its input, if the data defines it.
-    ``measured``: the metrics of the last step that was measured. ``times``: measures ranks, if there are
-    several; ``by_rank``: its figures. ``drill``: a fault that this run rehearses. ``profile``: the profiler
-    of this rank, if it is profiled.
+    wrote the checkpoint. ``at``: the name of the step that runs; checkpoints record it. ``writing``: the last
+    checkpoint, until callbacks are notified of it. ``baseline``: the loss on held-out samples of the best
+    model that ignores its input, if the data defines it. ``measured``: the metrics of the last step that was
+    measured. ``times``: measures ranks, if there are several; ``by_rank``: its figures. ``drill``: a fault
+    that this run rehearses. ``profile``: the profiler of this rank, if it is profiled.
     """
 
     world: World
@@ -80,6 +80,7 @@ class Session:
     training: str | None = field(default_factory=partial(token_hex, 8))
     passed: int = 0
     loaded: dict[str, str] | None = field(default_factory=dict)
+    at: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     scaling: Scaling = field(default_factory=lambda: Scaling(1.0, dynamic=False))
     results: dict[str, float] = field(default_factory=dict)

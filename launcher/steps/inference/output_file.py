@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from launcher.checkpoint.tensorfile.disk import replaced
+from launcher.checkpoint.tensorfile.disk import clear, replaced
 from launcher.checkpoint.tensorfile.safetensors import (
     Blob,
     FileWriter,
@@ -21,6 +21,7 @@ from launcher.checkpoint.tensorfile.safetensors import (
     read_header,
     write_stream,
 )
+from launcher.checkpoint.tensorfile.watched_folder import open_file
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.runtime.training.checkpoint_tensors import blob, unpacked
 
@@ -83,7 +84,7 @@ def join_parts(folder: Path, parts: SampleParts, to: Path) -> int:
     with replaced(to) as new:
         _jsonl(new, parts, blobs) if to.suffix == ".jsonl" else _safetensors(new, parts, blobs)
         size = new.stat().st_size
-    shutil.rmtree(folder)
+    clear(folder)
     return size
 
 
@@ -113,7 +114,8 @@ def _safetensors(path: Path, parts: SampleParts, blobs: Mapping[int, Blob]) -> N
 def _jsonl(path: Path, parts: SampleParts, blobs: Mapping[int, Blob]) -> None:
     """Writes one line per sample. Raises ``ValueError`` for values that JSON cannot represent."""
     rows = (row for piece in _pieces(parts, blobs) for row in unpacked(piece).to(_wide(piece)).tolist())
-    with path.open("w") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(open_file(path, flags), "w") as file:
         for sample, row in enumerate(rows):
             try:
                 line = json.dumps({"sample": sample, OUTPUT: row}, allow_nan=False)

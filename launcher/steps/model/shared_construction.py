@@ -6,13 +6,17 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torch import Tensor
+
 from launcher.job.schema.job import Job
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.model_state.module_globals import GlobalsSnapshot
 from launcher.parallel.parallel_model import Blueprint, blueprint
+from launcher.parallel.trace.sample_values import TrialValues, using_trial_values
 from launcher.plan.plan import Plan
 from launcher.planner import user_classes
 from launcher.planner.plan_job import builder, inputs
+from launcher.planner.trial_samples import batches, samples
 
 _log = logging.getLogger(__name__)
 
@@ -20,7 +24,26 @@ _log = logging.getLogger(__name__)
 def draw(job: Job, plan: Plan) -> Blueprint:
     """Returns a blueprint for one build. It has no values yet, so ranks may be forked afterwards."""
     model, full_tensor = fill.from_constructor(builder(job), plan)
-    return blueprint(model, full_tensor, plan, inputs(job, plan.sizes.micro_batch))
+    with _first_samples(job, plan):
+        return blueprint(model, full_tensor, plan, inputs(job, plan.sizes.micro_batch))
+
+
+@contextmanager
+def _first_samples(job: Job, plan: Plan) -> Iterator[None]:
+    """Traces code that reads values with the first samples of the data, as the planner did.
+
+    Zeros are no lengths of sequences, for example. The weights stay zeros: values that take long to make
+    are those of the ranks.
+    """
+    if plan.leaves is None or not plan.observed.reads_values:
+        yield
+        return
+    with using_trial_values(TrialValues(batches(samples(job)), _unknown)):
+        yield
+
+
+def _unknown(name: str) -> Tensor:
+    raise KeyError(name)
 
 
 class SharedMetaModels:

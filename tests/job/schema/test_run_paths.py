@@ -6,10 +6,11 @@ import re
 
 import pytest
 
+from launcher.__main__ import main
 from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.job.schema import keys
-from launcher.job.schema.paths import local
+from launcher.job.schema.paths import local, unusable
 
 STEPS = keys.kinds(keys.at(("steps", "any"), {}))
 EVERY = dict(keys.noted()) | {
@@ -56,8 +57,50 @@ def test_an_item_of_a_list_is_refused():
 
 
 def test_a_file_url_says_what_to_write():
-    with pytest.raises(RequestError, match="should be a path: write /tmp/x without file://"):
-        compose(["runs=file:///tmp/x"])
+    for url, prefix in (("file:///tmp/x", "file://"), ("file:/tmp/x", "file:")):
+        with pytest.raises(RequestError) as caught:
+            compose([f"runs={url}"])
+        (problem,) = caught.value.problems
+        assert problem.text == f"{url}: should be a path: write /tmp/x without {prefix}"
+        assert problem.cure == "runs=/tmp/x"
+
+
+@pytest.mark.parametrize("path", [" s3://b/x", "./s3://b/x", "/work/s3://b/x"])
+def test_a_url_with_something_before_it_is_refused(path: str) -> None:
+    assert unusable(path).startswith("should be a path of this machine: s3:// is not read or written;")
+
+
+@pytest.mark.parametrize("path", ["s3:/b/x", "dbfs:/x", " gs:/b"])
+def test_a_url_as_pathlib_writes_it_is_refused(path: str) -> None:
+    folder = path.strip().partition("/")[0]
+    assert unusable(path) == (
+        f"should be a path of this machine: {folder}/ is not read or written; mount it, or copy the files, and "
+        f"name the folder; a folder that is called {folder} is written ./{folder}"
+    )
+    with pytest.raises(RequestError) as caught:
+        compose([f"runs='{path}'"])
+    assert [p.cure for p in caught.value.problems] == [""]
+
+
+def test_the_file_of_a_key_is_a_path() -> None:
+    with pytest.raises(RequestError, match=r"should be a path of this machine: s3:// is not read or written"):
+        compose(["checkpoint.encrypt='file:s3://b/key'"])
+
+
+REMOTE = (
+    "should be a path of this machine: s3:// is not read or written; mount it, or copy the files, and name the folder"
+)
+
+
+@pytest.mark.parametrize("words", [
+    ("status", "s3://b/x"), ("logs", "s3://b/x"), ("cancel", "s3://b/x"), ("recipe=s3://b/x.yaml",),
+    ("--config-dir", "s3://b/x"), ("-m", "sweep_dir=s3://b/x", "seed=0,1"),
+], ids=" ".join)  # fmt: skip
+def test_an_argument_that_names_a_folder_is_a_path(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: 1 problem in this request; nothing was started\n")
+    assert f"s3://b/x{'.yaml' * ('recipe' in words[0])}: {REMOTE}\n" in error
 
 
 UNUSABLE = {
@@ -81,7 +124,9 @@ def test_a_path_that_no_file_system_has_as_it_is_written_is_refused(path):
         local(path)
 
 
-@pytest.mark.parametrize("path", ["./~", "a~", "~a b", "a/$HOME", "-", "a b", "über/x", "a" * 255, "run:x"])
+@pytest.mark.parametrize(
+    "path", ["./~", "a~", "~a b", "a/$HOME", "-", "a b", "über/x", "a" * 255, "run:x", "exp:1/x", "./exp:/x", "C:/x"]
+)
 def test_any_other_path_is_taken(path):
     assert local(path) == path
 

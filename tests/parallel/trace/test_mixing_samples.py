@@ -177,7 +177,7 @@ def test_an_undivided_batch_of_mixed_samples_is_noted(kind):
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("kind", [
-    "functional norm", "layer norm", "dropout", "experts", "experts and dropout", "turned round", "clipped by sample",
+    "layer norm", "dropout", "experts", "experts and dropout", "turned round", "clipped by sample",
     "recomputed", "counts", "chaos", "draws of the sample",
 ])  # fmt: skip
 def test_models_that_do_not_mix_samples_get_no_note(kind, cut):
@@ -212,3 +212,8 @@ def test_the_plan_says_which_samples_a_batch_norm_normalizes_by(kind, cut, sampl
         "of data-parallel ranks or micro batches gives other results"
     )
     assert notes(net(kind, cut)) == ([text] if samples else [])
+
+
+def test_a_batch_norm_that_a_function_computes_is_noted_too():
+    (note,) = notes(net("functional norm", CUTS["1 micro batch and 2 data-parallel ranks"]))
+    assert note.startswith("BatchNorm (the model's own forward) normalizes by the 6 samples of a rank's micro batch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,13 @@ from torch import nn
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.parallel.trace.run_module import zeros
+from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training import loop
+from launcher.steps.model import build_session
 from tests.parity import assert_parity, own
+from tests.ranks import DRAWN, on_ranks
 
 CUT = {"a": 0, "head": 1}
 TEXT = (
@@ -72,6 +78,18 @@ def test_a_shape_that_hangs_on_lengths_of_the_data_is_refused_between_stages(net
         "modules of " + net + ": a ", f"modules of {net}: inner "
     )
     assert re.sub(r" \(\w+\.py:\d+\)", "", str(refused.value)) == want
+
+
+def rank_loss(world: World, j: Job, plan: Plan, folder: Path) -> float:
+    s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
+    return loop.step(s, None)[0]
+
+
+def test_ranks_of_stages_try_the_first_samples_too(tmp_path: Path) -> None:
+    """Each of them traces the forward again; zeros are no lengths."""
+    one, two = (sentences("Net", "Last", {"embed": 0, "inner": 0, "mix": n, "head": n}) for n in (0, 1))
+    alone, over_stages = (on_ranks(n, rank_loss, j, plan_job(j), tmp_path / str(n)) for n, j in ((1, one), (2, two)))
+    assert over_stages[1] == pytest.approx(alone[0], rel=1e-12)
 
 
 def test_a_module_with_an_operator_without_a_fake_runs_on_values() -> None:

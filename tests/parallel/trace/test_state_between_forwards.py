@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.parallel.model_state.hooks import hooked_for_all
+from launcher.parallel.trace import state_between_forwards
 from launcher.planner.plan_job import plan_job
 from tests.parity import own
 
@@ -120,6 +122,113 @@ def test_a_number_of_each_ranks_own_batch_is_refused(kind):
         "data-parallel ranks would train another model; use one data-parallel rank (try: launch.nproc=1 "
         "parallel.grid.dp_replicate=1)"
     )
+
+
+def holder(part: str, place: str, layout: str = "replicas") -> Job:
+    model = {"_target_": "tests.parallel.remembering_nets.Holder", "part": part, "place": place}
+    return own(
+        "remembering_nets.Holder", [6], stages=1, model=model, parallel=LAYOUTS[layout], checkpoint={"every": 2}
+    )  # fmt: skip
+
+
+def refusal(job: Job) -> str:
+    try:
+        plan_job(job)
+    except RequestError as error:
+        return str(error)
+    return ""
+
+
+LOCAL = (
+    "model: the {} changes middle.{} from rank-local data and then reads it: each of 2 data-parallel ranks would train "
+    "another model; use one data-parallel rank (try: launch.nproc=1 parallel.grid.dp_replicate=1)"
+)
+
+
+@pytest.mark.parametrize("place", ["attribute", "inplace", "once", "list", "deque", "dict", "object"])
+def test_a_tensor_of_an_earlier_batch_is_refused(place):
+    assert refusal(holder("Carries", place)) == LOCAL.format("forward", "prev")
+
+
+@pytest.mark.parametrize("place", ["attribute", "inplace", "list", "deque", "dict", "object"])
+def test_a_tensor_of_an_earlier_batch_is_refused_if_the_model_is_too_large_to_run(place, monkeypatch):
+    monkeypatch.setattr(state_between_forwards, "FEW", 10)
+    assert refusal(holder("Carries", place)) == LOCAL.format("forward", "prev")
+
+
+@pytest.mark.parametrize(
+    ("place", "layout"), [*itertools.product(["tensor", "dict"], LAYOUTS), ("number", "one")]
+)  # fmt: skip
+def test_what_each_forward_overwrites_before_it_reads_it_is_no_state(place, layout):
+    assert checkpoint_notes(holder("Overwrites", place, layout)) == []
+
+
+@pytest.mark.parametrize("kind", ["truth", "number"])
+def test_a_number_that_changes_in_a_branch_on_data_is_refused(kind):
+    assert refusal(holder("Branches", kind)) == LOCAL.format("forward", "beta")
+
+
+def test_a_count_of_batches_that_changes_no_result_is_planned():
+    assert refusal(holder("Branches", "unread")) == ""
+
+
+@pytest.mark.parametrize("place", ["attribute", "tensor", "list", "buffer", "module"])
+def test_state_that_a_hook_computes_from_a_gradient_is_refused(place):
+    assert refusal(holder("SavesGradient", place)) == LOCAL.format("backward", "kept")
+
+
+def test_a_gradient_that_no_forward_reads_is_planned():
+    assert refusal(holder("SavesGradient", "unread")) == ""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["own", "instance"])
+def test_a_buffer_that_the_first_ranks_samples_decide_is_noted(kind, layout):
+    """An instance norm's is the mean over the ranks."""
+    text = (
+        "the forward updates middle.average from the samples of a data-parallel rank, and each step takes over those "
+        "of the first rank: another number of data-parallel ranks gives other values"
+    )
+    notes = [n.text for n in plan_job(holder("Average", kind, layout)).notes if n.key == "model"]
+    assert notes == ([text] if (kind, layout) == ("own", "replicas") else [])
+
+
+@pytest.mark.parametrize(
+    ("where", "layout", "noted"),
+    [
+        ("outside", {}, False),
+        ("reentrant", {}, False),
+        ("inside", {}, False),
+        ("outside", {"pipeline": {"stages": 2}}, True),
+        ("outside", {"recompute": {"modules": "middle"}}, True),
+        ("reentrant", {"recompute": {"modules": "middle"}}, True),
+        ("inside", {"recompute": {"modules": "middle"}}, False),
+    ],
+)
+def test_statistics_that_the_models_own_checkpoint_updates_twice_are_noted(where, layout, noted):
+    model = {"_target_": "tests.parallel.remembering_nets.Checkpointed", "where": where}
+    job = own("remembering_nets.Checkpointed", [6], stages=1, model=model, parallel=layout)
+    notes = [n.text for n in plan_job(job).notes if "checkpoint" in n.text]
+    kept = "middle.norm.num_batches_tracked, middle.norm.running_mean, middle.norm.running_var"
+    text = (
+        f"the model's own torch.utils.checkpoint updates {kept} twice in each step of a plain loop, in the forward and "
+        "again in the backward, but this layout once: these get other values; use parallel.recompute in place of that "
+        "checkpoint: then every layout and a plain loop run it once"
+    )
+    assert notes == ([text] if noted else [])
+
+
+@pytest.mark.parametrize("what", ["weight", "input"])
+def test_observers_of_weights_are_planned_and_those_of_samples_are_refused(what):
+    model = {"_target_": "tests.parallel.remembering_nets.Observes", "what": what}
+    job = own("remembering_nets.Observes", [6], stages=1, model=model, parallel=LAYOUTS["replicas"])
+    text = LOCAL.format("forward", "").replace("changes middle.", "changes the buffer observer.most")
+    assert refusal(job) == (text if what == "input" else "")
+
+
+def test_the_state_of_torchs_own_modules_is_not_named():
+    job = own("remembering_nets.Recurrent", [6], stages=1, checkpoint={"every": 2})
+    assert checkpoint_notes(job) == [KEPT.replace("middle.kept", "hidden")]
 
 
 def test_hooks_for_all_modules_are_refused_and_taken_off():

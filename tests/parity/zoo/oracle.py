@@ -1,7 +1,7 @@
 """The oracle: plain torch, which imports nothing of the project.
 
 Data parallelism is that of ``DistributedDataParallel``: a process for each replica, each on its own part of the
-batch; gradients are summed, and the first replica's buffers are sent to the others.
+batch; gradients are summed, and the first replica's buffers are sent to the others; see ``_shared``.
 """
 
 from __future__ import annotations
@@ -198,9 +198,16 @@ def _step(
     _add_up(model, replicas)
     norm = nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], terms.clip)
     optimizer.step()
-    _load(model, replicas.gathered(_kept(dict(model.named_buffers())))[0])
+    _load(model, _shared(model, replicas.gathered(_kept(dict(model.named_buffers())))))
     grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     return Step(sum(replicas.gathered(total)), float(norm), _kept(grads), _kept(dict(model.named_buffers())))
+
+
+def _shared(model: nn.Module, buffers: list[Named]) -> Named:
+    """The buffers of the first replica; the statistics of an instance norm are those of one process, a mean."""
+    norms = {n for n, m in model.named_modules() if isinstance(m, nn.modules.instancenorm._InstanceNorm)}
+    means = {n for n in buffers[0] if n.rpartition(".")[0] in norms and n.endswith(("running_mean", "running_var"))}
+    return {n: torch.stack([own[n] for own in buffers]).mean(0) if n in means else t for n, t in buffers[0].items()}
 
 
 @torch.no_grad()

@@ -81,6 +81,16 @@ def persistent(model: nn.Module) -> dict[str, Tensor]:
     return {n: b for n, b in model.named_buffers() if id(b) not in lost}
 
 
+def means_over_samples(model: nn.Module) -> set[str]:
+    """Returns the statistics of torch's InstanceNorm, by first name: a batch in parts has their mean."""
+    kind = nn.modules.instancenorm._InstanceNorm
+    norms = {
+        n: m for n, m in model.named_modules() if isinstance(m, kind) and type(m).forward is kind.forward
+    }
+    every = {f"{name}.{attr}" for name in norms for attr in ("running_mean", "running_var")}
+    return every & {*persistent(model)}
+
+
 @torch.no_grad()
 def put(model: nn.Module, numbers: Mapping[str, Tensor], device: torch.device) -> nn.Module:
     """Moves ``model`` to ``device`` and sets the tensors named in ``numbers``, by any of their names."""

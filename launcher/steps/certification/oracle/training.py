@@ -68,7 +68,7 @@ class ReferenceTraining:
     """The reference training; ``numbers``: the initial weights, buffers and other tensors.
 
     Each data-parallel rank has its own buffers. After each step, all ranks take over the first rank's buffers
-    that a checkpoint contains, as in DistributedDataParallel.
+    that a checkpoint contains, as in DistributedDataParallel. Means over samples are averaged instead.
     """
 
     def __init__(
@@ -150,6 +150,9 @@ class ReferenceTraining:
         """Returns the loss and gradients of a step; the backward uses ``scale`` times the loss."""
         before = [_kept(models.state(m), but=self.named) for m in self.models[:2]]
         outcome = self._backward(self.models, batch, clip, scale, keep=True)
+        for model in self.models:
+            means = {n: outcome.buffers[n] for n in models.means_over_samples(model)}
+            _put(models.persistent(model), means)
         first = models.persistent(self.models[0])
         self._own = before, [_kept(models.persistent(m)) for m in self.models[:2]], batch
         for other in self.models[1:]:
@@ -159,13 +162,18 @@ class ReferenceTraining:
     def _backward(
         self, ranks: Iterable[nn.Module], batch: Batch, clip: float | None, scale: float, *, keep: bool
     ) -> ReferenceResult:
-        # each rank's part of the batch; keep the first rank's buffers
+        # each rank's part of the batch; keep the first rank's buffers, and means over the ranks
         self.optimizer.zero_grad(set_to_none=True)
         total, counted, buffers = 0.0, self.objective.counted(batch[1]), Numbers()
+        means: dict[str, list[Tensor]] = {}
         for rank, model in enumerate(ranks):
             with self._process(rank, keep):
                 total += self._accumulate(model, self._part(batch, rank), counted, scale * self.cut.times)
-            buffers = buffers if rank else _kept(models.persistent(model))
+            own = models.persistent(model)
+            buffers = buffers if rank else _kept(own)
+            for name in models.means_over_samples(model):
+                means.setdefault(name, []).append(own[name].detach().cpu().clone())
+        buffers |= {name: torch.stack(each).mean(0) for name, each in means.items()}
 
         # undo loss scaling, then clip by the norm
         grads = {n: p.grad for n, p in self.named.items() if p.grad is not None}
