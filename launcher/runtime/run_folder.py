@@ -224,7 +224,7 @@ def status_of(run: Path) -> dict[str, Any]:
     if content != status and status != _digested(content):  # older versions wrote neither
         raise ValueError(f"{path}: its digest does not match its content")
     for name, kind in _KINDS.items():
-        if not isinstance(content.get(name, kind()), kind):
+        if content.get(name) is not None and not isinstance(content[name], kind):
             raise ValueError(f"{path}: {name} is {brief(content[name])}")
     return content
 
