@@ -85,9 +85,11 @@ def _as_at_the_start(env: Mapping[str, str]) -> None:
     logging.root.setLevel(logging.WARNING)
     logging.getLogger("launcher").handlers.clear()
     for logger in logging.root.manager.loggerDict.values():  # torch's handlers have streams with closed descriptors
-        for handler in getattr(logger, "handlers", ()):
+        for handler in [*getattr(logger, "handlers", ())]:
             if type(handler) is logging.StreamHandler:
                 handler.setStream(sys.stderr)
+            elif getattr(handler, "stream", None) is not None:  # of pytest: a file of the run may get its descriptor
+                logger.removeHandler(handler)
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
