@@ -80,11 +80,10 @@ def test_a_tokenizer_that_fails_on_the_corpus_ends_in_one_line_without_a_backtra
 
 @pytest.mark.parametrize("last", [(1 << 31) - 1, 1 << 31, (1 << 32) - 1])
 def test_ids_have_31_bits(tmp_path, last):
-    tokenizer = Tokenizer(models.BPE({"a": 0, "b": last}, []))
     file = tmp_path / "tokenizer.json"
-    tokenizer.save(str(file))
+    Tokenizer(models.BPE({"a": 0, "b": 1}, [])).save(str(file))  # the library would try all ids up to the last
     content = json.loads(file.read_text())
-    content["model"]["vocab"] = {"a": 0, "b": last}  # the library saves no vocabulary if an id has 32 ones
+    content["model"]["vocab"] = {"a": 0, "b": last}
     file.write_text(json.dumps(content))
     if last < 1 << 31:
         assert text_tokenizer.vocab_size(text_tokenizer.load(file)) == 1 << 31
