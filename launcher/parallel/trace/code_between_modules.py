@@ -297,10 +297,13 @@ def shared_changes(tracer: Tracer) -> dict[str, tuple[str, Any]]:
 def _each_fills_its_own(first: Tracer, second: Tracer) -> None:
     """Refuses changes of modules that several leaves contain, unless each copy fills a cache alike.
 
-    A cache changes only in the ``first`` forward, and does not depend on data.
+    A cache changes only in the ``first`` forward, and does not depend on data. Both forwards do the same with
+    data: what only the first of all calls does, the first call on each stage would do.
     """
+    effects = first.watch.effects
+    alike = effects.on_data == second.watch.effects.on_data
     for at, (leaf, value) in shared_changes(first).items():
-        if at in shared_changes(second) or first.watch.effects.by_data(value):
+        if at in shared_changes(second) or effects.by_data(value) or not alike:
             text = f"{leaf} changes {at}, of which each stage has a copy"
             cure = "pass the value as an argument, or name a module in stage_config that contains all of this"
             raise RequestError((Problem(STAGES, f"{text}; {cure}"),))

@@ -110,7 +110,10 @@ def _has_parameters(module: nn.Module | None) -> bool:
 
 
 class StateEffects(Dispatch):
-    """Tracks effects of a forward of ``model`` while entered; ``running`` names the innermost module."""
+    """Tracks effects of a forward of ``model`` while entered; ``running`` names the innermost module.
+
+    ``on_data`` has the operations on values that depend on the inputs or on random numbers, in order.
+    """
 
     def __init__(self, model: nn.Module, inputs: Iterable[Tensor], running: Callable[[], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -123,6 +126,7 @@ class StateEffects(Dispatch):
         self.dropouts: set[str] = set()
         self.generators: dict[torch.Generator, dict[str, None]] = {}
         self.saves_unfilled: dict[str, None] = {}
+        self.on_data: list[str] = []
 
         # tensors by id and storage: their names, whether the model made them, and what they depend on;
         # the address of a storage is not reused while a weak reference to it exists
@@ -167,17 +171,23 @@ class StateEffects(Dispatch):
         foreign = dict(self.foreign)
         mixed = dict(self.mixed)
         control = list(self._control)
+        operations = len(self.on_data)
 
         def back() -> None:
+            del self.on_data[operations:]
             self._seen, self._control = seen, control
             self.sparse, self.reads, self.foreign, self.mixed = sparse, reads, foreign, mixed
 
         return back
 
     def compare(self, second: StateEffects) -> None:
-        """Notes which tensors a ``second`` forward of the same model does not change."""
+        """Notes which tensors a ``second`` forward of the same model does not change.
+
+        They are caches only if both forwards do the same with data.
+        """
+        alike = self.on_data == second.on_data
         for name, seen in self._seen.items():
-            seen.again = name in second._seen
+            seen.again = name in second._seen or not alike
 
     @property
     def changed(self) -> int:
@@ -230,6 +240,8 @@ class StateEffects(Dispatch):
                 self.generators.setdefault(generator, {})[self.running()] = None
             if packet in SAVE_UNFILLED:
                 self.saves_unfilled[self.running()] = None
+        if DATA in labels:
+            self.on_data.append(packet)
         if labels:
             for t in _tensors((out,)):
                 self._add(t, labels)
