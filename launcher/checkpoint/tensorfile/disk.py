@@ -125,18 +125,28 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Replaces a file as ``write_text`` does."""
     with pinned(path) as there:
         there_new = there.with_name(f".{path.name}.{os.getpid()}")
-        try:
+        with _renamed(there_new, there):
             there_new.unlink(missing_ok=True)  # left by a killed process with the same id, or a link
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             with named_errors(path, len(data)), open(os.open(there_new, flags, 0o666), "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            there_new.replace(there)
-        except BaseException:
-            there_new.unlink(missing_ok=True)
-            raise
-        sync(there.parent)
+
+
+@contextmanager
+def _renamed(new: Path, path: Path) -> Iterator[None]:
+    """Renames ``new`` to ``path`` when the block ends, and syncs the folder.
+
+    Deletes ``new`` if the block raises.
+    """
+    try:
+        yield
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
 
 
 @contextmanager
@@ -148,16 +158,9 @@ def replaced(path: Path) -> Iterator[Path]:
     """
     new = hidden(path)
     clear(new)
-    with pinned(path) as there:
-        there_new = there.with_name(new.name)
-        try:
-            yield new
-            watched_folder.check(path)
-            there_new.replace(there)
-        except BaseException:
-            there_new.unlink(missing_ok=True)
-            raise
-        sync(there.parent)
+    with pinned(path) as there, _renamed(there.with_name(new.name), there):
+        yield new
+        watched_folder.check(path)
 
 
 @contextmanager
