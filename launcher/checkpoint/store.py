@@ -434,7 +434,7 @@ def prune(checkpoints: Path, keep: int, best: int | None = None) -> tuple[Path, 
 
 
 def _same_training(folder: Path, state: Mapping[str, Any]) -> bool:
-    """Returns true if the checkpoint is complete, can be read and is of the same training as ``state``."""
+    """Returns true if the checkpoint is complete and readable, and belongs to the training of ``state``."""
     try:
         return complete(folder) and bool(_read_state(folder).get(TRAINING) == state.get(TRAINING))
     except (ValueError, OSError):

@@ -25,7 +25,7 @@ SECONDS, ROOM = 10, 1 << 30
 MOST = 64
 """The most characters, or tokens, that a character may become. In Unicode U+FDFA becomes the most, 18."""
 IDS = 1 << 31
-"""Tokens are kept as numbers of 32 bits with a sign."""
+"""The number of possible ids: tokens are signed 32-bit integers."""
 REPEATED = 200
 SHOWN = 200
 CHARACTERS = (*string.printable, *"éßАα中あ한😀ﷺ\u0301\u200d\xa0\ufffd")

@@ -17,7 +17,7 @@ from launcher.plan.plan import Plan
 
 
 class Kind(Enum):
-    """Kinds of buffers.
+    """How the ranks' copies of a buffer become equal depends on its kind.
 
     ``STEADY``: the forward did not change it during planning, and it is not a statistic of a norm.
     ``MEAN``: a statistic of an InstanceNorm, which is a mean over samples. The mean over the ranks is

@@ -113,7 +113,7 @@ def open_file(path: Path, flags: int, mode: int = 0o666) -> int:
 
 @contextmanager
 def pinned(path: Path) -> Iterator[Path]:
-    """Yields another path of the same entry: below a watched folder no link on the way is followed.
+    """Yields another path to the same entry, on which no link below a watched folder is followed.
 
     The entry itself may be a link, or not exist: to rename and to delete it is safe, to open it is not. Its
     folder stays the same while the block runs, wherever it is moved. Errors of the block name ``path``.

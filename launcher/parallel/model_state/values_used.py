@@ -109,7 +109,7 @@ def values_used(functions: Iterable[FunctionType]) -> frozenset[str]:
 
 @cache
 def _flow(code: CodeType) -> _Flow | None:
-    """Returns what a function's code does with names; ``None`` if its source is not known for sure."""
+    """Returns how a function's code uses names; ``None`` if its source cannot be identified."""
     nodes = _definitions(code.co_filename).get((code.co_name, code.co_firstlineno), ())
     if len(nodes) != 1 or not _all_names(code) <= _words(nodes[0]):
         return None

@@ -91,7 +91,7 @@ class EarlierTensors(StateEffects):
 
 @dataclass(frozen=True)
 class History:
-    """What forwards of ``model`` left behind, one after the other.
+    """The state that consecutive forwards of ``model`` left behind.
 
     ``states`` has the state before the first forward and after each, and ``contents`` the same by its
     contents. ``out`` is the output of the last forward. ``seen`` is ``None`` if they were not watched.
@@ -104,7 +104,7 @@ class History:
     seen: EarlierTensors | None
 
     def moved(self, first: int, last: int) -> set[Key]:
-        """Returns the places that differ between two of the states."""
+        """Returns the places that differ between the states number ``first`` and ``last``."""
         both = self.states, self.contents
         return {key for states in both for key in changed(states[first], states[last])}
 
