@@ -52,7 +52,10 @@ def order(folder: Path) -> Instruction:
 
 @contextmanager
 def forked(act: Callable[[], object]) -> Iterator[None]:
-    """Run ``act`` in a forked process, which must fail."""
+    """Runs ``act`` in a forked process, which must fail.
+
+    No thread of the test may run yet: a fork that happens while a thread is in torch keeps the locks of torch.
+    """
     pid = os.fork()
     if pid == 0:
         gc.freeze()  # objects that other threads made must not be collected here
@@ -93,12 +96,12 @@ def test_a_rank_that_refuses_its_order_ends_rank_0_and_those_that_join(store: TC
             told.append(str(error))
 
     third = threading.Thread(target=joins, daemon=True)
-    third.start()
     with (
         forked(lambda: follows(store, 1, b"other")),
         forked(lambda: follows(store, 2, secret(at).key)),
         pytest.raises(MessageRefused) as caught,
     ):
+        third.start()
         others.work(order(tmp_path), lambda _: None)
     third.join(SOON_S)
     text = f"rank 1 has refused a message in the store of this job, which is not signed with its secret: {CAUSE}"
