@@ -22,7 +22,7 @@ from launcher.plan.communication.buckets_and_gathers import (
     sums,
 )
 from launcher.plan.communication.gather_order import AHEAD, Gathering, Visit, gatherings, visits
-from launcher.plan.cut import param_groups, stages, uncut_modules, written_stages
+from launcher.plan.cut import param_groups, stages, uncut_modules
 from launcher.plan.cut.stages import BoundaryTensor, Stage
 from launcher.plan.cut.tensor_placement import Placed, Tie, placed, ties
 from launcher.plan.cut.traced_model import TracedModel
@@ -226,14 +226,18 @@ def ask(
     if problems or wrong or sizes is None:
         raise RequestError((*problems, *wrong))
     config = job.parallel.pipeline.stage_config
-    flat = None if config == "auto" else written_stages.flatten(config)
+    flat = None if config == "auto" else stage_config_setting.flatten(config)
     return StageRequest(sizes, flat, switches_file=switches_file)
 
 
 def impossible(request: StageRequest) -> list[Problem]:
     """Returns the problems that a plan would report for any model."""
     config = request.config or {}
-    return written_stages.impossible(config, request.sizes.grid["pp"], request.sizes.chunks) if config else []
+    return (
+        stage_config_setting.impossible(config, request.sizes.grid["pp"], request.sizes.chunks)
+        if config
+        else []
+    )
 
 
 def leaves(request: StageRequest, skeleton: ModelStructure, stacks: bool = True) -> tuple[str, ...] | None:
@@ -245,7 +249,7 @@ def leaves(request: StageRequest, skeleton: ModelStructure, stacks: bool = True)
     sizes, config = request.sizes, request.config
     if config is None:
         return uncut_modules.units(skeleton, sizes.virtual, stacks) if sizes.virtual > 1 else None
-    refuse(written_stages.complaints(config, skeleton, sizes.grid["pp"], sizes.chunks))
+    refuse(stage_config_setting.complaints(config, skeleton, sizes.grid["pp"], sizes.chunks))
     return tuple(sorted(uncut_modules.leaves(config, skeleton))) if sizes.virtual > 1 else None
 
 

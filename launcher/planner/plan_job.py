@@ -24,16 +24,15 @@ from launcher.job.schema.user_class import Target
 from launcher.models.defaults import resolve as resolve_model
 from launcher.optional import matrices
 from launcher.plan import drill, outputs_and_targets, recompute_auto
-from launcher.plan.cut import written_stages
 from launcher.plan.cut.traced_model import TracedModel
 from launcher.plan.plan import Plan, ask, leaves, plan
 from launcher.plan.refusals import optimizer
-from launcher.plan.resolve import compile, dataset_strategy, device_matrix, recompute
+from launcher.plan.resolve import compile, dataset_strategy, device_matrix, recompute, stage_config
 from launcher.plan.resolve.device_matrix import over_slices
 from launcher.plan.resolve.stage_config import StageRequest
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.model_graph import ModelStructure
-from launcher.plan.values.module_names import listed
+from launcher.plan.values.module_names import STAGE_CONFIG, listed
 from launcher.plan.values.note import Note
 from launcher.plan.values.optimizer import OptimizerTraits
 from launcher.plan.values.precision import COMPUTE, DTYPE
@@ -317,18 +316,18 @@ def _undivided(
         return leaves, []
     out, undivided = recompute.undivided(job.parallel.recompute, skeleton, leaves, request.sizes.virtual)
     text = f"auto: {listed(undivided)} stay on one stage each, because recomputed modules are not cut"
-    return out, [Note(written_stages.KEY, text)] if undivided else []
+    return out, [Note(STAGE_CONFIG, text)] if undivided else []
 
 
 def _unwrapped(request: StageRequest, skeleton: ModelStructure) -> tuple[StageRequest, list[Note]]:
     """Removes the prefix of MindSpore's wrapper from module names in the request."""
     if request.config is None:
         return request, []
-    names = written_stages.unwrapped(request.config, skeleton, request.sizes.virtual)
+    names = stage_config.unwrapped(request.config, skeleton, request.sizes.virtual)
     if names == request.config:
         return request, []
-    text = f"{written_stages.BACKBONE}.NAME -> NAME: the names are those of a WithLossCell around the model"
-    return replace(request, config=names), [Note(written_stages.KEY, text)]
+    text = f"{stage_config.BACKBONE}.NAME -> NAME: the names are those of a WithLossCell around the model"
+    return replace(request, config=names), [Note(STAGE_CONFIG, text)]
 
 
 def _target_problems(job: Job, made: Plan) -> list[Problem]:
@@ -352,7 +351,7 @@ def _target_problems(job: Job, made: Plan) -> list[Problem]:
 
 def _uncut_note(coarse: Sequence[str], fine: Sequence[str], why: Problem) -> Note:
     shut = ", ".join(u for u in coarse if u not in fine)
-    return Note(written_stages.KEY, f"auto: {shut} stays in one piece, because it cannot be cut: {why.text}")
+    return Note(STAGE_CONFIG, f"auto: {shut} stays in one piece, because it cannot be cut: {why.text}")
 
 
 def _tried(job: Job, model: ModelRead, ranks: int) -> OptimizerTraits | None:

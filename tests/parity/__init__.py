@@ -18,8 +18,8 @@ from launcher.parallel.deferred_init import fill
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.parallel_model import ParallelModel, parallelize
 from launcher.parallel.trace.model_facts import dtype_of
-from launcher.plan.cut.written_stages import flatten
 from launcher.plan.plan import Plan
+from launcher.plan.resolve.stage_config import flatten
 from launcher.planner.plan_job import builder, inputs, plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.pipeline import PipelineRuntime

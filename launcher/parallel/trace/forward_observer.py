@@ -36,8 +36,8 @@ from launcher.parallel.trace.state_around_calls import StateAroundCalls
 from launcher.parallel.trace.tensor_side_effects import StateEffects
 from launcher.parallel.trace.tensor_specs import dims_of
 from launcher.plan.cut.stages import covers
-from launcher.plan.cut.written_stages import owner
 from launcher.plan.values.model_graph import Inner
+from launcher.plan.values.module_names import owner
 
 
 def feeds(made: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> bool:

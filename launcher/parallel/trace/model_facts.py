@@ -44,7 +44,6 @@ from launcher.parallel.trace.state_between_forwards import (
 from launcher.parallel.trace.tensor_specs import memory_dims, output_specs, spec, specs
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.uncut_modules import units
-from launcher.plan.cut.written_stages import owner
 from launcher.plan.values.model_graph import (
     Backward,
     Effects,
@@ -55,7 +54,7 @@ from launcher.plan.values.model_graph import (
     Param,
     Segment,
 )
-from launcher.plan.values.module_names import prefixes
+from launcher.plan.values.module_names import owner, prefixes
 from launcher.plan.values.operations import Operations, total
 from launcher.plan.values.tensor_spec import TensorSpec
 

@@ -24,7 +24,6 @@ from launcher.plan.cut import stages
 from launcher.plan.cut.stages import Stage
 from launcher.plan.cut.tensor_placement import placed
 from launcher.plan.cut.traced_model import TracedModel
-from launcher.plan.cut.written_stages import owner
 from launcher.plan.memory.optimizer_state import StateSize
 from launcher.plan.refusals import model as model_refusals
 from launcher.plan.schedule import schedules
@@ -33,6 +32,7 @@ from launcher.plan.schedule.simulate import TopologicalOrder, makespan, order
 from launcher.plan.sizes import Sizes
 from launcher.plan.tensor_parallel.module_strategies import splits
 from launcher.plan.time.speeds import speeds
+from launcher.plan.values.module_names import owner
 from launcher.plan.values.precision import precision
 from launcher.plan.values.text import bytes_text
 

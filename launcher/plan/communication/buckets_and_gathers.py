@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from launcher.plan.cut.stages import Stage, around, covers
 from launcher.plan.cut.tensor_placement import Placed, by_stage
 from launcher.plan.cut.uncut_modules import units
-from launcher.plan.cut.written_stages import owner
 from launcher.plan.sizes import Sizes
 from launcher.plan.tensor_parallel.input_gradients import InputGradients, input_gradients_of
 from launcher.plan.tensor_parallel.sharded_operators import ShardedOperator
 from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.model_graph import Graph, ModelStructure
+from launcher.plan.values.module_names import owner
 
 
 @dataclass(frozen=True)

@@ -7,5 +7,4 @@ __all__ = [
     "tensor_placement",
     "traced_model",
     "uncut_modules",
-    "written_stages",
 ]

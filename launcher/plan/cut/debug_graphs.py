@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from launcher.plan.cut.stages import BoundaryTensor, Stage, around
 from launcher.plan.cut.tensor_placement import Placed
-from launcher.plan.cut.written_stages import owner
 from launcher.plan.values.model_graph import Graph, Node, Segment
+from launcher.plan.values.module_names import owner
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.plan.values.text import bytes_text, many, scaled, spans
 

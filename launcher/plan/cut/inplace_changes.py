@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from launcher.errors import Problem
-from launcher.plan.cut.written_stages import KEY
 from launcher.plan.values.model_graph import Graph, Node
+from launcher.plan.values.module_names import STAGE_CONFIG
 
 
 def own(graph: Graph, node: Node) -> frozenset[int]:
@@ -66,4 +66,4 @@ def _blind(
 def _problem(at: Mapping[str, int], writer: Node, other: Node) -> Problem:
     text = f"{writer.label} on stage {at[writer.name]} changes memory in place that {other.label} on stage"
     text = f"{text} {at[other.name]} shares, and each stage has a copy of its own"
-    return Problem(KEY, f"{text}; put both on one stage, or make a new tensor instead")
+    return Problem(STAGE_CONFIG, f"{text}; put both on one stage, or make a new tensor instead")

@@ -10,8 +10,8 @@ from launcher.errors import Problem
 from launcher.plan.cut import inplace_changes
 from launcher.plan.cut.inseparable_modules import components, together, why
 from launcher.plan.cut.recomputed_masks import masks
-from launcher.plan.cut.written_stages import KEY, owner
 from launcher.plan.values.model_graph import Graph, ModelStructure, Node, Segment
+from launcher.plan.values.module_names import STAGE_CONFIG, owner
 from launcher.plan.values.tensor_spec import TensorSpec
 
 
@@ -128,7 +128,7 @@ def _against(graph: Graph, requested: Mapping[str, int], last: int, edges: list[
             cure = _gathered(graph, requested, last, group)
             if not cure:
                 text = f"{text}; use fewer stages"
-            problems[group] = Problem(KEY, text, cure)
+            problems[group] = Problem(STAGE_CONFIG, text, cure)
 
     # if the cures of single modules do not work together, one cure names all of them
     single = {n.target: floor for n, _, _, floor in edges if (n.name, "") in problems}
@@ -151,7 +151,7 @@ def _in_order(graph: Graph, requested: Mapping[str, int], last: int, groups: Seq
     now = dict(zip(modules, sorted(requested[m] for m in modules), strict=True))
     moved = {m: s for m, s in now.items() if requested[m] != s}
     works = len(moved) < 7 and _works(graph, {**requested, **now}, last)
-    return " ".join(f"{KEY}.{m}={s}" for m, s in moved.items()) if works else ""
+    return " ".join(f"{STAGE_CONFIG}.{m}={s}" for m, s in moved.items()) if works else ""
 
 
 def _gathered(graph: Graph, requested: Mapping[str, int], last: int, group: tuple[str, ...]) -> str:
@@ -164,12 +164,12 @@ def _gathered(graph: Graph, requested: Mapping[str, int], last: int, group: tupl
     ):
         moved = {m: stage for m in group if requested[m] != stage}
         if _works(graph, {**requested, **moved}, last):
-            return " ".join(f"{KEY}.{m}={stage}" for m in moved)
+            return " ".join(f"{STAGE_CONFIG}.{m}={stage}" for m in moved)
     return ""
 
 
 def _backwards(node: Node, stage: int, source: Node, floor: int) -> Problem:
-    key = f"{KEY}.{node.target}"
+    key = f"{STAGE_CONFIG}.{node.target}"
     text = f"{node.target!r} is on stage {stage} but needs the output of {source.label} on stage {floor}"
     return Problem(key, f"{text}; data flows from lower to higher stages only", f"{key}={floor}")
 
@@ -186,7 +186,7 @@ def _unheard(graph: Graph, at: Mapping[str, int], requested: Mapping[str, int]) 
     for name, stages in used.items():
         if requested[name] not in stages:
             text = f"{name!r} is on stage {requested[name]} but is first used on stage {min(stages)}"
-            problems.append(Problem(f"{KEY}.{name}", text, f"{KEY}.{name}={min(stages)}"))
+            problems.append(Problem(f"{STAGE_CONFIG}.{name}", text, f"{STAGE_CONFIG}.{name}={min(stages)}"))
     return problems
 
 
@@ -222,7 +222,7 @@ def cut(
         elif at[name] < stage:
             text = f"{node.label} on stage {at[name]} passes a value that is not a dense tensor"
             text += f" to {user.label} on stage {stage}"
-            problems.append(Problem(KEY, f"{text}; put both on one stage"))
+            problems.append(Problem(STAGE_CONFIG, f"{text}; put both on one stage"))
 
     for node in graph.nodes:
         if node.kind != "param":
@@ -254,7 +254,7 @@ def _homeless(skeleton: ModelStructure, stages: tuple[Stage, ...]) -> list[Probl
     names = f"{', '.join(lost[:3])}{more}"
     them = "it" if len(lost) == 1 else "them"
     text = f"the forward never uses {names}, so no stage of the pipeline would hold {them}"
-    cure = f"parallel.pipeline.stages=1 {KEY}=auto"
+    cure = f"parallel.pipeline.stages=1 {STAGE_CONFIG}=auto"
     return [Problem("model", f"{text}; remove {them} from the model, or use one stage", cure)]
 
 

@@ -9,11 +9,11 @@ from math import prod
 
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan.cut.stages import Stage
-from launcher.plan.cut.written_stages import owner
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.layout import Layout
 from launcher.plan.values.model_graph import ModelStructure, Param, Role
+from launcher.plan.values.module_names import owner
 from launcher.plan.values.precision import HALF
 from launcher.plan.values.tensor_spec import TensorSpec
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launcher.plan.cut.written_stages import owner, stage_of
 from launcher.plan.values.model_graph import ModelStructure, Param
-from launcher.plan.values.module_names import prefixes
+from launcher.plan.values.module_names import owner, prefixes, stage_of
 
 Inside = Mapping[str, Sequence[Param]]
 """The parameters below each module."""

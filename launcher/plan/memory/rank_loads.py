@@ -9,7 +9,6 @@ from math import prod
 from launcher.plan.communication.buckets_and_gathers import Bucket, GatherGroup
 from launcher.plan.cut.stages import BoundaryTensor, Stage, around, covers, segments
 from launcher.plan.cut.tensor_placement import Placed
-from launcher.plan.cut.written_stages import owner
 from launcher.plan.cut_model import CutModel
 from launcher.plan.memory.walk import (
     ActionMemory,
@@ -24,6 +23,7 @@ from launcher.plan.memory.walk import (
 from launcher.plan.schedule.schedules import Row
 from launcher.plan.values.dtypes import ITEMSIZE, WIDTH
 from launcher.plan.values.model_graph import Graph
+from launcher.plan.values.module_names import owner
 from launcher.plan.values.tensor_spec import TensorSpec
 
 

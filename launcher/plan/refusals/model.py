@@ -10,13 +10,12 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Certify
 from launcher.plan.cut.stages import covers
 from launcher.plan.cut.tensor_placement import Placed
-from launcher.plan.cut.written_stages import owner
 from launcher.plan.cut_model import CutModel
 from launcher.plan.refusals.evaluation import evaluated_by
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.dtypes import ITEMSIZE
 from launcher.plan.values.model_graph import DUAL, Graph, Inner, ModelStructure, StateChange
-from launcher.plan.values.module_names import listed
+from launcher.plan.values.module_names import listed, owner
 from launcher.plan.values.note import Note
 from launcher.plan.values.precision import DTYPE
 from launcher.plan.values.recomputed_module import Recomputed

@@ -11,9 +11,8 @@ from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Recompute
 from launcher.plan.cut.stages import around, covers
-from launcher.plan.cut.written_stages import owner
 from launcher.plan.values.model_graph import Graph, ModelStructure
-from launcher.plan.values.module_names import globs, listed, uncallable
+from launcher.plan.values.module_names import globs, listed, owner, uncallable
 from launcher.plan.values.recomputed_module import Recomputed
 from launcher.plan.values.setting import Setting
 from launcher.plan.values.text import many

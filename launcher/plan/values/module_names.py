@@ -11,6 +11,8 @@ from launcher.errors import Problem
 from launcher.job.schema.did_you_mean import nearest
 from launcher.plan.values.model_graph import ModelStructure
 
+STAGE_CONFIG = "parallel.pipeline.stage_config"
+"""The key of the setting that gives stages to names."""
 StageNames = str | Sequence[str] | Mapping[str, str]
 """One name or glob, a sequence of them, or a mapping from each to its value."""
 
@@ -46,6 +48,21 @@ def best_key(keys: Iterable[str], name: str) -> str | None:
     matching = [(at, key) for at, key in enumerate(keys) if matches(key, name)]
     rank = [(not is_glob(key), key.count("."), at, key) for at, key in matching]
     return max(rank)[-1] if rank else None
+
+
+def stage_of(keys: Mapping[str, int], name: str) -> int | None:
+    """Returns the stage that ``keys`` give to ``name``, or ``None``."""
+    key = best_key(keys, name)
+    return None if key is None else keys[key]
+
+
+def owner(param: str) -> str:
+    """Returns the module that owns a parameter ("" for the root).
+
+    >>> owner("layers.0.attn.wq.weight")
+    'layers.0.attn.wq'
+    """
+    return param.rpartition(".")[0]
 
 
 def globs(keys: Iterable[str]) -> tuple[str, ...]:

@@ -99,10 +99,10 @@ def test_a_rank_that_refuses_its_order_ends_rank_0_and_those_that_join(store: TC
     with (
         forked(lambda: follows(store, 1, b"other")),
         forked(lambda: follows(store, 2, secret(at).key)),
-        pytest.raises(MessageRefused) as caught,
     ):
         third.start()
-        others.work(order(tmp_path), lambda _: None)
+        with pytest.raises(MessageRefused) as caught:
+            others.work(order(tmp_path), lambda _: None)
     third.join(SOON_S)
     text = f"rank 1 has refused a message in the store of this job, which is not signed with its secret: {CAUSE}"
     assert str(caught.value) == text

@@ -7,7 +7,8 @@ import pytest
 from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.plan.cut.uncut_modules import leaves, units
-from launcher.plan.cut.written_stages import complaints, flatten, owner, stage_of
+from launcher.plan.resolve.stage_config import complaints, flatten
+from launcher.plan.values.module_names import owner, stage_of
 from launcher.planner.plan_job import plan_job
 from tests.plan.made import skeleton, words
 
