@@ -17,7 +17,8 @@ from launcher.errors import RequestError, RunError
 from launcher.job.schema.job import Job
 from launcher.objective.losses import cross_entropy
 from launcher.parallel.local_tensors import local
-from launcher.parallel.trace.model_facts import dtype_of, skeleton
+from launcher.parallel.trace.model_structure import skeleton
+from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan.cut.tensor_placement import full_precision_names
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job

@@ -15,7 +15,7 @@ from launcher.job.schema.optim import AdamW
 from launcher.models.build import build_model
 from launcher.objective.losses import cross_entropy
 from launcher.parallel.dispatch.modes import default_dtype
-from launcher.parallel.trace.model_facts import dtype_of
+from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan.plan import Plan
 
 

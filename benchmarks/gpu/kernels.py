@@ -27,7 +27,7 @@ from launcher.models.build import build_model
 from launcher.models.defaults import resolve
 from launcher.objective.losses import cross_entropy
 from launcher.parallel.dispatch.modes import default_dtype
-from launcher.parallel.trace.model_facts import dtype_of
+from launcher.parallel.trace.tensor_specs import dtype_of
 
 WARM_UP = 3
 KINDS = {

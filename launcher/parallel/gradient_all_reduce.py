@@ -10,7 +10,7 @@ import torch.distributed as dist
 from launcher.parallel.local_tensors import local
 from launcher.parallel.mesh import Meshes, flags, to_host
 from launcher.parallel.stages import StagePart
-from launcher.parallel.trace.model_facts import dtype_of
+from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan.plan import Plan
 
 

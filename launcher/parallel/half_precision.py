@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.trace.model_facts import dtype_of, skeleton
+from launcher.parallel.trace.model_structure import skeleton
+from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan.cut.tensor_placement import full_precision_names
 from launcher.plan.plan import Plan
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from launcher.errors import Problem
 from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.trace import model_facts
+from launcher.parallel.trace import tensor_specs
 from launcher.parallel.trace.code_between_modules import RUNNING, refusing
 from launcher.parallel.trace.run_module import run_module
 from launcher.plan.values.tensor_spec import TensorSpec
@@ -68,7 +68,7 @@ def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
         module.register_forward_hook(watch.leave, always_call=True)
 
     # one forward of full sequences
-    xs = model_facts.meta(specs)
+    xs = tensor_specs.meta(specs)
     with refusing(model, xs), default_dtype(RUNNING), torch.device("meta"), watch:
         run_module(model, xs, {})
 

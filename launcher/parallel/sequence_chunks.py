@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from launcher.errors import Problem, RequestError
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.position_mixing import KEY, Kept, Pieced, mixing
-from launcher.parallel.trace import model_facts
+from launcher.parallel.trace import build_graph
 from launcher.plan.cut.sequence_chunks import SequencePieces, balanced, equal, shortened
 from launcher.plan.cut.stages import covers
 from launcher.plan.values.model_graph import Graph, Node
@@ -172,7 +172,7 @@ def cut(
     half, rest = parts // 2, parts - parts // 2
     lengths = (half * step, rest * step)
     model, carry = _carrying(model, lengths)
-    first, second = (model_facts.flops(model, leaves, some) for some in _each(specs, lengths, carry))
+    first, second = (build_graph.flops(model, leaves, some) for some in _each(specs, lengths, carry))
     quadratic = max(0.0, (second / rest - first / half) / rest)
     linear = max(first / half - quadratic * half, 0.0) or 1.0
     return tuple(n * step for n in balanced(parts, count, linear, quadratic))
@@ -199,7 +199,7 @@ def _traced(
     model, carry = _carrying(model, lengths)
     out = []
     for piece, some in enumerate(_each(specs, lengths, carry)):
-        traced = model_facts.piece(model, leaves, some)
+        traced = build_graph.piece(model, leaves, some)
         states = {name: kept[piece] for name, kept in carry.states.get(0, {}).items() if piece < len(kept)}
         out.append(replace(traced, nodes=tuple(_leaving(n, states) for n in traced.nodes)))
     return tuple(out)

@@ -18,7 +18,7 @@ from launcher.parallel.model_state.module_globals import files_of, put_back
 from launcher.parallel.sequence_chunks import Carry, attach
 from launcher.parallel.trace.code_between_modules import Tracer, call_text, follow
 from launcher.parallel.trace.graph_recorder import UnderModes
-from launcher.parallel.trace.model_facts import meta
+from launcher.parallel.trace.tensor_specs import meta
 from launcher.plan.cut.stages import BoundaryTensor, Stage, inverse
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.plan import Plan

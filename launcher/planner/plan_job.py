@@ -420,10 +420,10 @@ def _followed(
     from launcher.parallel.dispatch.modes import default_dtype
     from launcher.parallel.half_precision import cast_weights
     from launcher.parallel.model_state.references import leaving, unmarked
-    from launcher.parallel.trace import model_facts
+    from launcher.parallel.trace import tensor_specs
 
     dtype, compute = DTYPE[job.train.precision], COMPUTE[job.train.precision]
-    kept = default_dtype(model_facts.dtype_of(dtype)), unmarked(model.marks)
+    kept = default_dtype(tensor_specs.dtype_of(dtype)), unmarked(model.marks)
     with kept[0], kept[1], try_samples(job, model, specs) as finished:
         if compute != dtype:
             cast_weights(model.module, compute)

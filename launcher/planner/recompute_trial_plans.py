@@ -130,12 +130,12 @@ def drawn_graph(
 
     from launcher.parallel.dispatch.modes import default_dtype
     from launcher.parallel.model_state.references import leaving, unmarked
-    from launcher.parallel.trace import model_facts
+    from launcher.parallel.trace import build_graph, tensor_specs
 
     units = frozenset(uncut_modules.units(model.skeleton))
-    dtype = model_facts.dtype_of(DTYPE[job.train.precision])
+    dtype = tensor_specs.dtype_of(DTYPE[job.train.precision])
     try:
         with default_dtype(dtype), unmarked(model.marks), leaving(model.module):
-            return model_facts.graph(model.module, units, specs, ours=not foreign(job.model))
+            return build_graph.graph(model.module, units, specs, ours=not foreign(job.model))
     except RequestError:
         return graph

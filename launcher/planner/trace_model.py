@@ -85,7 +85,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     from launcher.parallel.model_state.hooks import hooked_for_all
     from launcher.parallel.model_state.module_globals import GlobalsSnapshot, put_back
     from launcher.parallel.model_state.references import held_ties
-    from launcher.parallel.trace import model_facts
+    from launcher.parallel.trace import model_structure, tensor_specs
     from launcher.parallel.trace.process_group_reads import world_reads
 
     own_files = user_classes.files(job)
@@ -97,7 +97,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
             first.restore()
             return build()
 
-    dtype = model_facts.dtype_of(DTYPE[job.train.precision])
+    dtype = tensor_specs.dtype_of(DTYPE[job.train.precision])
     world: dict[str, None] = {}
     with default_dtype(dtype), hooked_for_all() as for_all:
         reads = world_reads(world.setdefault)
@@ -111,7 +111,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
             refuse(problems(build_again, model, tape))
             if not lost and job.parallel.deferred_init:
                 lost = differing(build_again, model, tape)
-        known = model_facts.skeleton(model)
+        known = model_structure.skeleton(model)
     names = {n: t.detach() for n, t in fill.tensors(model).items()}
     in_memory = (lambda: fill.tensors(build_in_memory(build_again, job.seed))) if lost else None
     initial = fill.InitialTensors(tape, names, in_memory)
@@ -206,14 +206,14 @@ def breaks(
     from launcher.parallel.dispatch.modes import default_dtype
     from launcher.parallel.graph_breaks import graph_breaks
     from launcher.parallel.model_state.references import leaving, unmarked
-    from launcher.parallel.trace import model_facts
+    from launcher.parallel.trace import tensor_specs
 
     modules = compilation.modules
     if modules == (STAGE,) and made.leaves is not None:
         modules = tuple(m for s in made.stages for m in s.modules)
-    dtype = model_facts.dtype_of(DTYPE[made.precision])
+    dtype = tensor_specs.dtype_of(DTYPE[made.precision])
     with default_dtype(dtype), unmarked(model.marks), leaving(model.module):
-        xs = model_facts.meta(specs)
+        xs = tensor_specs.meta(specs)
         return graph_breaks(model.module, compilation, modules, xs, tp=made.sizes.grid["tp"])
 
 
@@ -279,7 +279,7 @@ def follow(
     from launcher.parallel.model_state.deep_copy import copied
     from launcher.parallel.tensor_parallel import apply, propagate
     from launcher.parallel.tensor_parallel.collectives import Axis
-    from launcher.parallel.trace import model_facts
+    from launcher.parallel.trace import build_graph
 
     model, skeleton = built.module, built.skeleton
     tp, count = request.sizes.grid["tp"], request.sizes.pieces
@@ -310,13 +310,13 @@ def follow(
     leaves = None if uncut is None else frozenset(uncut)
     ours = not foreign(job.model)
     if leaves is None:
-        graph = model_facts.single_node_graph(model, specs, ours=ours)
+        graph = build_graph.single_node_graph(model, specs, ours=ours)
     else:
-        graph = model_facts.graph(model, leaves, specs, ours=ours)
+        graph = build_graph.graph(model, leaves, specs, ours=ours)
     refuse(mistraced)
     refuse(compile.in_place_problems(job, axis.overwritten))
     if isinstance(job.loss, Target) and isinstance(job.model, Target):
-        more = model_facts.one_sample_more(model, leaves, specs)
+        more = build_graph.one_sample_more(model, leaves, specs)
         refuse([*evaluation.shared(graph, more, request.sizes.micro_batch)])
     if leaves is None or count == 1:
         return _with_recomputation(out, recomputed, graph, skeleton, not_repeated)
@@ -332,7 +332,7 @@ def follow(
 def _mistraced(model: nn.Module, leaves: frozenset[str], specs: tuple[TensorSpec, ...]) -> list[Problem]:
     """Returns a problem if the traced code between the modules does something else than the model's own."""
     from launcher.parallel.forward_comparison import traced_difference
-    from launcher.parallel.trace.model_facts import meta
+    from launcher.parallel.trace.tensor_specs import meta
 
     what = traced_difference(model, leaves, meta(specs))
     if not what:
@@ -349,7 +349,7 @@ def _not_repeated(
     if not recomputed or not isinstance(job.model, Target):
         return {}
     from launcher.parallel.forward_comparison import not_repeatable
-    from launcher.parallel.trace.model_facts import meta
+    from launcher.parallel.trace.tensor_specs import meta
 
     return not_repeatable(model, recomputed, meta(specs))
 

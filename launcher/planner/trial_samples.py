@@ -96,7 +96,7 @@ def _mixing(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> str | 
     if not isinstance(job.model, Target):
         return None
     from launcher.parallel.trace.mixing_samples import mixing
-    from launcher.parallel.trace.model_facts import meta
+    from launcher.parallel.trace.tensor_specs import meta
 
     one = tuple(replace(s, shape=(1, *s.shape[1:])) for s in specs)
     if one not in model.mixing:
@@ -107,7 +107,7 @@ def _mixing(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> str | 
 def _outside(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> OutsideReads:
     """Returns the functions outside of a user's model that its output depends on."""
     from launcher.parallel.trace.clock_and_host_reads import OutsideReads, outside_reads
-    from launcher.parallel.trace.model_facts import meta
+    from launcher.parallel.trace.tensor_specs import meta
 
     if not isinstance(job.model, Target):
         return OutsideReads()
@@ -120,7 +120,7 @@ def _outside(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> Outsi
 def _identity(job: Job, model: ModelRead, specs: tuple[TensorSpec, ...]) -> InputIdentity:
     """Returns the modules of a user's model that depend on more than the numbers of their inputs."""
     from launcher.parallel.trace.identity_of_inputs import InputIdentity, input_identity
-    from launcher.parallel.trace.model_facts import meta
+    from launcher.parallel.trace.tensor_specs import meta
 
     if not isinstance(job.model, Target):
         return InputIdentity()

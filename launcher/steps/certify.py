@@ -24,7 +24,7 @@ from launcher.job.schema.job import Job
 from launcher.parallel.deferred_init import compare_builds, constructor, fill
 from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.dispatch.training_mode import is_dropout
-from launcher.parallel.trace.model_facts import dtype_of
+from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan.certify_copy import MORE, Copy
 from launcher.plan.certify_copy import copies as copies_of
 from launcher.plan.plan import Plan

@@ -17,7 +17,8 @@ from launcher.job.schema.job import Job
 from launcher.objective.losses import ClassLoss, cross_entropy
 from launcher.parallel import grad_norm, mesh
 from launcher.parallel.parallel_model import ParallelModel, parallelize
-from launcher.parallel.trace.model_facts import dtype_of, skeleton
+from launcher.parallel.trace.model_structure import skeleton
+from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan.cut.tensor_placement import full_precision_names
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import inputs

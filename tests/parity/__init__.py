@@ -17,7 +17,7 @@ from launcher.parallel import grad_norm, mesh
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.parallel_model import ParallelModel, parallelize
-from launcher.parallel.trace.model_facts import dtype_of
+from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan.plan import Plan
 from launcher.plan.resolve.stage_config import flatten
 from launcher.planner.plan_job import builder, inputs, plan_job

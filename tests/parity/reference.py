@@ -12,7 +12,7 @@ from launcher.job.schema.job import Job
 from launcher.objective.losses import cross_entropy
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.dispatch.modes import default_dtype
-from launcher.parallel.trace.model_facts import dtype_of
+from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan.plan import Plan
 from launcher.plan.values.class_dims import IGNORED
 from launcher.plan.values.precision import DTYPE

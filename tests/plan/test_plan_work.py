@@ -15,7 +15,7 @@ from launcher.job.schema.job import Job
 from launcher.models.language_model import Block
 from launcher.parallel.deferred_init import constructor
 from launcher.parallel.tensor_parallel import propagate
-from launcher.parallel.trace import code_between_modules, model_facts
+from launcher.parallel.trace import build_graph, code_between_modules
 from launcher.plan.cut import stages
 from launcher.plan.values import module_names
 from launcher.plan.values.layout import Layout
@@ -108,7 +108,7 @@ def test_auto_reads_a_model_and_its_operators_once():
     with (
         counting(constructor, "record") as read_once,
         counting(propagate, "follow") as followed,
-        counting(model_facts, "graph") as traced,
+        counting(build_graph, "graph") as traced,
     ):
         made = plan_job(j)
     assert made.recomputed
@@ -131,7 +131,7 @@ def test_a_model_of_this_package_does_the_same_each_time(name):
     assert len(once.stages) > 1
 
     # as a user's own class it is traced once more, in evaluation mode
-    with patch.object(model_facts, "trace_ours", code_between_modules.trace):
+    with patch.object(build_graph, "trace_ours", code_between_modules.trace):
         assert plan_job(j) == once
 
 

@@ -234,7 +234,7 @@ def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec], ours: boo
 
 def _stage_inputs(made: Plan, index: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
     """Returns the inputs of a stage, on meta."""
-    from launcher.parallel.trace.model_facts import meta
+    from launcher.parallel.trace.tensor_specs import meta
 
     if not index:
         return list(meta(specs))

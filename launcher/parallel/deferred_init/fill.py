@@ -18,7 +18,7 @@ from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.local_tensors import cut, local
 from launcher.parallel.model_state.deep_copy import hooks, keep
 from launcher.parallel.stages import StagePart
-from launcher.parallel.trace.model_facts import dtype_of
+from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan.plan import Plan
 from launcher.plan.values.precision import DTYPE
 

@@ -23,7 +23,7 @@ from launcher.parallel.dispatch.modes import tree_map_only
 from launcher.parallel.local_tensors import local
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.stages import StagePart
-from launcher.parallel.trace.model_facts import dtype_of
+from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan.plan import Plan
 
 SUMS_APART = hasattr(FSDPParam, "to_accumulated_grad_if_needed")

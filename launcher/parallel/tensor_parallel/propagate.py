@@ -26,9 +26,9 @@ from launcher.parallel.tensor_parallel.op_rules import CutRefused, CutState
 from launcher.parallel.tensor_parallel.sharding_tracker import FollowCalls, FollowOps, ShardingTracker
 from launcher.parallel.trace.code_between_modules import RUNNING, refusing
 from launcher.parallel.trace.data_dependence import looking
-from launcher.parallel.trace.model_facts import meta
 from launcher.parallel.trace.module_kinds import NORMS
 from launcher.parallel.trace.run_module import needs_values, zeros
+from launcher.parallel.trace.tensor_specs import meta
 from launcher.plan.cut.sequence_chunks import shortened
 from launcher.plan.tensor_parallel.module_strategies import ADAPTED, KEY, Cut, Operator, splits, tp_dim
 from launcher.plan.tensor_parallel.sharded_operators import Comm, ShardedOperator, TensorParallelPlan

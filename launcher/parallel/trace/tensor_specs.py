@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -127,3 +127,15 @@ def _named(value: Any) -> list[tuple[str, Any]]:
     if hasattr(value, "_fields"):
         return [(f"{k}=", getattr(value, k)) for k in value._fields]
     return [("", v) for v in value]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Converts ``"float32"`` to ``torch.float32``."""
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def meta(specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+    """Returns meta tensors of these shapes."""
+    return [torch.empty(s.shape, dtype=dtype_of(s.dtype), device="meta") for s in specs]

@@ -44,7 +44,7 @@ PLANNED_WITH = (
     "launcher.parallel.deferred_init.constructor",
     "launcher.parallel.stages",
     "launcher.parallel.tensor_parallel.apply",
-    "launcher.parallel.trace.model_facts",
+    "launcher.parallel.trace.build_graph",
 )
 """Modules that planning needs anyway: the command imports them before the fork, to share their pages."""
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.errors import RunError
-from launcher.parallel.trace.model_facts import dtype_of
+from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan.outputs_and_targets import classes
 from launcher.plan.plan import Plan
 from launcher.plan.resolve.dataset_strategy import BatchRole

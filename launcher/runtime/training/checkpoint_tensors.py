@@ -22,8 +22,7 @@ from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.optim.state_packing import on_device, pack, unpack
 from launcher.parallel.broadcast import Sent, share
 from launcher.parallel.local_tensors import local
-from launcher.parallel.trace.model_facts import dtype_of
-from launcher.parallel.trace.tensor_specs import spec
+from launcher.parallel.trace.tensor_specs import dtype_of, spec
 from launcher.plan.cut.tensor_placement import Placed
 from launcher.plan.resolve.checkpoint import AVERAGE, STREAM
 from launcher.plan.values.layout import Layout

@@ -21,8 +21,7 @@ from launcher.checkpoint.read import Checkpoint
 from launcher.checkpoint.tensorfile.safetensors import Blob
 from launcher.errors import RunError
 from launcher.parallel.parallel_model import ParallelModel
-from launcher.parallel.trace.model_facts import dtype_of
-from launcher.parallel.trace.tensor_specs import spec
+from launcher.parallel.trace.tensor_specs import dtype_of, spec
 from launcher.plan.resolve.checkpoint import STREAM
 from launcher.plan.values.module_names import listed
 from launcher.runtime.cluster.messages import all_gather

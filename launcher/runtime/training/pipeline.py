@@ -25,7 +25,7 @@ from launcher.parallel.model_state.python_state import untouched
 from launcher.parallel.output_share import OutputShare, output_share
 from launcher.parallel.parallel_model import ParallelModel
 from launcher.parallel.tensor_parallel.collectives import Axis
-from launcher.parallel.trace.model_facts import dtype_of
+from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan.cut.sequence_chunks import shortened
 from launcher.plan.plan import Plan
 from launcher.plan.values.model_graph import EmbeddingLookup

@@ -32,7 +32,7 @@ from launcher.parallel import grad_norm, mesh
 from launcher.parallel.grad_norm import watch
 from launcher.parallel.local_tensors import local
 from launcher.parallel.parallel_model import ParallelModel, parallelize
-from launcher.parallel.trace.model_facts import dtype_of
+from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan import outputs_and_targets
 from launcher.plan.may_change_on_resume import recorded
 from launcher.plan.plan import Plan

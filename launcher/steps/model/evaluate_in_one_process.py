@@ -14,7 +14,7 @@ from launcher.objective.losses import float64
 from launcher.objective.metrics import values
 from launcher.objective.model_outputs import Output, each
 from launcher.parallel.half_precision import with_cast_weights
-from launcher.parallel.trace.model_facts import dtype_of
+from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan.values.class_dims import class_dims
 from launcher.plan.values.precision import COMPUTE, HALF
 from launcher.runtime.training.pipeline import SamplePlace, check_classes, check_probabilities

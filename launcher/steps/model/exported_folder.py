@@ -16,7 +16,7 @@ from launcher.errors import RunError
 from launcher.job.schema.job import Job
 from launcher.job.schema.models import HuggingFace
 from launcher.models.hugging_face import opened, unlike_settings
-from launcher.parallel.trace.model_facts import dtype_of
+from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan.values.precision import DTYPE
 
 T = TypeVar("T")

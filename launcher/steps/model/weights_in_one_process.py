@@ -12,7 +12,7 @@ from launcher.checkpoint.read import open_checkpoint, read_rank
 from launcher.job.schema.job import Job
 from launcher.parallel.deferred_init.fill import tensors
 from launcher.parallel.dispatch.modes import default_dtype
-from launcher.parallel.trace.model_facts import dtype_of
+from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan.resolve.encryption import trust
 from launcher.plan.values.precision import DTYPE, HALF
 from launcher.planner.plan_job import builder

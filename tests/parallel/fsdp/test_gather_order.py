@@ -16,7 +16,7 @@ from launcher.job.schema.job import Job
 from launcher.optim.build import build_optimizer
 from launcher.parallel import grad_norm
 from launcher.parallel.grad_norm import watch
-from launcher.parallel.trace.model_facts import dtype_of
+from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from launcher.errors import RequestError
 from launcher.parallel.tensor_parallel.propagate import follow
-from launcher.parallel.trace import model_facts
+from launcher.parallel.trace import model_structure
 from launcher.plan.tensor_parallel.module_strategies import resolve
 from launcher.plan.tensor_parallel.sharded_operators import TensorParallelPlan
 from launcher.plan.values.grid import Grid
@@ -40,7 +40,7 @@ class Net(nn.Module):
 def flow(net: nn.Module, operators: dict[str, Any], *shape: int) -> TensorParallelPlan:
     with torch.device("meta"):
         model = net
-    found, problems = resolve(operators, model_facts.skeleton(model), GRID)
+    found, problems = resolve(operators, model_structure.skeleton(model), GRID)
     assert problems == []
     return follow(model.to("meta"), found, 2, [TensorSpec(shape or (4, 10, 6), "float32")])
 

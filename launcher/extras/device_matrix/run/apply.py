@@ -25,7 +25,7 @@ from launcher.parallel.model_state.deep_copy import HOOKS
 from launcher.parallel.output_share import OutputShare
 from launcher.parallel.stages import StagePart
 from launcher.parallel.tensor_parallel.collectives import Axis
-from launcher.parallel.trace.model_facts import dtype_of
+from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan.plan import Plan
 from launcher.plan.values.layout import Layout
 

@@ -21,7 +21,7 @@ from launcher.extras.device_matrix.run.local_operators import (
     replaced,
     torch_op,
 )
-from launcher.parallel.trace.model_facts import dtype_of
+from launcher.parallel.trace.tensor_specs import dtype_of
 
 HALVES = (torch.float16, torch.bfloat16)
 

@@ -19,7 +19,7 @@ from launcher.extras.device_matrix.step_memory import StageBytes
 from launcher.parallel.cost.kernels import FusedKernels
 from launcher.parallel.cost.memory import MetaMeter
 from launcher.parallel.fsdp.shard import HalfWeight, HalfWeights
-from launcher.parallel.trace.model_facts import dtype_of
+from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan.values.tensor_spec import TensorSpec
 
 Loss = Callable[[Tensor], Tensor]

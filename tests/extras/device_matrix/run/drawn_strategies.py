@@ -14,7 +14,7 @@ from launcher.extras.device_matrix.rules.table import rule_of
 from launcher.extras.device_matrix.run.record import record
 from launcher.job.schema.job import Job
 from launcher.parallel.dispatch.modes import default_dtype
-from launcher.parallel.trace.model_facts import meta
+from launcher.parallel.trace.tensor_specs import meta
 from launcher.planner.plan_job import builder, inputs
 
 SHARE = 0.7

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from launcher.extras.device_matrix.run.record import record
 from launcher.extras.device_matrix.run.record_equal_modules import equal_modules, record_ours
-from launcher.parallel.trace.model_facts import meta
+from launcher.parallel.trace.tensor_specs import meta
 from launcher.planner.plan_job import builder, inputs
 from tests.plan.made import job
 
