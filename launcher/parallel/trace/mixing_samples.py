@@ -1,7 +1,8 @@
 """Tests whether the output or the gradient of a sample depends on the other samples of its batch.
 
 Examples: in a contrastive loss the output does; in a custom backward that normalizes over the batch, the
-gradient does.
+gradient does. The gradient of a weight must be the sum of those of the samples: quantizers that learn their
+scale divide it by the number of elements of the batch.
 
 Torch's batch norms, and their subclasses, are excluded: their statistics are those of each rank's micro
 batch, as in any data-parallel training.
@@ -48,7 +49,7 @@ LARGER = 3.0
 """Weights become so much larger for another try: some bounds are passed by large numbers only."""
 ROUGHER = 10
 """A gradient may differ by this factor more than an output, because it passes twice as many operations."""
-OUTPUT, GRADIENT = "its output for a sample", "the gradient of a sample"
+OUTPUT, GRADIENT, WEIGHT = "its output for a sample", "the gradient of a sample", "the gradient of a weight"
 """What depends on the other samples."""
 
 
@@ -152,7 +153,7 @@ def numbers_if_too_large(model: nn.Module) -> int:
 
 
 def mixing(model: nn.Module, inputs: Sequence[Tensor], batch_size: int = SAMPLES) -> str | None:
-    """Returns which value of a sample depends on the others: ``OUTPUT``, ``GRADIENT`` or "".
+    """Returns which value of a sample depends on the others: ``OUTPUT``, ``GRADIENT``, ``WEIGHT`` or "".
 
     ``None`` if the model is too large to try, or fails. ``inputs`` are on meta; their number of samples does
     not matter. The first samples are tried, and then up to ``batch_size`` from all over the data: a loss that
@@ -328,8 +329,11 @@ def _compare(model: nn.Module, xs: list[Tensor], drawn: FixedDraws, brief: bool)
         again = (_seeded(model, xs) for _ in range(REPEATS))
         return OUTPUT if all(_same(together, more, drawn.close) for more in again) else None
     with suppress(Exception):  # it may have no backward, or none for such inputs
-        if not brief and _own_backward(model, xs) and _backward_mixes(model, xs, drawn):
-            return GRADIENT
+        if not brief and _own_backward(model, xs):
+            if _backward_mixes(model, xs, drawn):
+                return GRADIENT
+            if not by_row and not _weights_add_up(model, xs, drawn):
+                return WEIGHT
     return ""
 
 
@@ -360,13 +364,14 @@ def _pass(model: nn.Module, xs: Sequence[Tensor]) -> None:
 class _Sources(TorchFunctionMode):
     """Finds where gradients of samples end: float inputs, and tensors computed from inputs and weights only.
 
-    ``sources`` has them in the order of the forward; each has a row per sample, or seems to. ``hooked``:
-    whether a tensor has a hook; ``stopped``: whether a float tensor passes no gradients back, as after
-    ``detach``.
+    ``sources`` has them in the order of the forward; each has a row per sample, or seems to. ``weights``:
+    those that are trained. ``hooked``: whether a tensor has a hook; ``stopped``: whether a float tensor
+    passes no gradients back, as after ``detach``.
     """
 
-    def __init__(self, inputs: Sequence[Tensor]) -> None:
+    def __init__(self, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
         super().__init__()
+        self.weights = [p for p in weights if p.requires_grad and p.numel()]
         self._samples = len(inputs[0])
         self._of_data = {id(t): t for t in inputs}
         self.sources = [t for t in inputs if t.requires_grad]
@@ -375,17 +380,19 @@ class _Sources(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         self.hooked |= func is Tensor.register_hook
-        read = [t for t in tree_leaves((args, kwargs)) if id(t) in self._of_data]
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        made = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+        if any(t.requires_grad for t in given):
+            self.stopped |= any(t.is_floating_point() and not t.requires_grad for t in made)
+        read = [t for t in given if id(t) in self._of_data]
         if not read:
             return out
         first = not any(map(self._has_gradients, read))
-        needed = any(t.requires_grad for t in read)
-        for t in tree_leaves(out):
-            if isinstance(t, Tensor) and id(t) not in self._of_data:
+        for t in made:
+            if id(t) not in self._of_data:
                 self._of_data[id(t)] = t
                 if first and self._has_gradients(t):
                     self.sources.append(t)
-                self.stopped |= needed and t.is_floating_point() and not t.requires_grad
         return out
 
     def _has_gradients(self, t: Tensor) -> bool:
@@ -448,18 +455,45 @@ def _backward_mixes(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bo
     return False
 
 
+def _weights_add_up(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bool:
+    """Returns true if the gradient of each weight is the sum of the gradients of the batch's halves.
+
+    That of a layout is such a sum. The largest of the parts bounds the rounding, as they may cancel.
+    """
+    places, close = torch.arange(SAMPLES), drawn.close * ROUGHER
+    whole, again = (_weight_gradients(model, xs, places) for _ in range(2))
+    if drawn.drew or not all(_close(a, b, close) for a, b in zip(whole, again, strict=True)):
+        return True
+    halves = [_weight_gradients(model, xs, half) for half in places.chunk(2)]
+    for full, one, other in zip(whole, *halves, strict=True):
+        largest = max(float(t.abs().max()) for t in (full, one, other))
+        off = (full - one - other).abs().max()
+        if bool(off.isfinite()) and off > close * largest:
+            return False
+    return True
+
+
+def _weight_gradients(model: nn.Module, xs: Sequence[Tensor], places: Tensor) -> list[Tensor]:
+    """Returns the gradients of all trained weights, for the samples at ``places``."""
+    sources, out = _forward(model, [x[places] for x in xs])
+    return _backward(out, sources.weights, places)
+
+
 def _gradients(model: nn.Module, xs: Sequence[Tensor], places: Tensor) -> Rows:
     """Returns the sources of the samples at ``places``, and their gradients."""
     sources, out = _forward(model, [x[places] for x in xs])
+    grads = _backward(out, sources.sources, places)
+    return [(t.detach(), g) for t, g in zip(sources.sources, grads, strict=False)]
+
+
+def _backward(out: Sequence[Tensor], ends: Sequence[Tensor], places: Tensor) -> list[Tensor]:
+    """Returns the gradients of ``ends``; each sample at ``places`` has its own gradient of ``out``."""
     seeds = [_drawn(t.shape[1:])[places].to(t.dtype) for t in out]
-    if not out or not sources.sources:
+    if not out or not ends:
         return []
     with _FixedStatistics():  # for forwards that are recomputed
-        grads = torch.autograd.grad(out, sources.sources, seeds, allow_unused=True)
-    return [
-        (t.detach(), torch.zeros_like(t) if g is None else g)
-        for t, g in zip(sources.sources, grads, strict=True)
-    ]
+        grads = torch.autograd.grad(out, ends, seeds, allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(ends, grads, strict=True)]
 
 
 def _seed() -> tuple[Any, ...]:
@@ -536,7 +570,7 @@ def _forward(model: nn.Module, xs: Sequence[Tensor]) -> tuple[_Sources, list[Ten
     torch.manual_seed(1)
     again = _with_fixed_norms(model)
     inputs = [x.clone().requires_grad_(x.is_floating_point()) for x in xs]
-    with _FixedStatistics(), _Sources(inputs) as sources:
+    with _FixedStatistics(), _Sources(inputs, [*again.parameters()]) as sources:
         made = tree_leaves(again(*(x.clone() for x in inputs)))
     out = [t for t in made if isinstance(t, Tensor) and t.requires_grad]
     return sources, [t for t in out if t.dim() and len(t) == len(xs[0])]

@@ -60,6 +60,17 @@ BACKWARDS = [
 ]
 
 
+@pytest.mark.parametrize("kind", ["learned scale", "weight's gradient"])
+def test_a_weight_whose_gradient_depends_on_the_batch_size_is_refused(kind):
+    """The outputs and the gradients of samples do not: only those of a weight do."""
+    what = "the gradient of a weight depends on the rest of its batch"
+    for cut, parallel in CUTS.items():
+        with pytest.raises(RequestError) as refused:
+            plan_job(net(kind, parallel))
+        assert TEXT.format(cut).replace(MIXES, what) in str(refused.value)
+    assert notes(net(kind, {})) == [f"{what}: another batch size, or a batch in parts, gives other results"]
+
+
 @pytest.mark.parametrize("kind", BACKWARDS)
 def test_gradients_of_samples_that_depend_on_one_another_are_refused_too(kind):
     """Only the gradients depend on other samples; the outputs do not."""
