@@ -24,6 +24,7 @@ from launcher.parallel.half_precision import cast_frozen_weights
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.shared_state import steps_of_shared_state
+from launcher.parallel.model_state.variables_read import VariablesRead, variables_of_model
 from launcher.parallel.placement_check import check
 from launcher.parallel.rank_agreement import check_agreement
 from launcher.parallel.recompute import install
@@ -69,7 +70,7 @@ def blueprint(
 
 @dataclass(frozen=True)
 class ParallelModel:
-    """One rank's share of a model, ready to train."""
+    """One rank's share of a model, ready to train; ``reads``: the variables that all forwards use."""
 
     plan: Plan
     meshes: Meshes
@@ -84,6 +85,7 @@ class ParallelModel:
     halves: list[HalfWeights]
     modes: Modes
     changes: ForwardChanges
+    reads: VariablesRead
     compiled: CompileTimes | None = None
     weights: list[matrices.Weights] = field(default_factory=list)
 
@@ -193,6 +195,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
     # this rank's stages, still without values
     drawn.axis.join(meshes.coords["tp"], meshes.tp)
     modes = Modes.from_model(drawn.model, copied(drawn.model))
+    reads = variables_of_model(drawn.model, plan.leaves)
     parts = split(drawn.model, plan, meshes.coords["pp"], drawn.tracer, device=device)
     check_agreement(parts, drawn.full_tensor)
     common = None
@@ -240,6 +243,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
         halves=halves,
         modes=modes,
         changes=forward_changes(named(parts, plan), plan, copied_weights, lost, shared, common),
+        reads=reads,
         compiled=compiled,
         weights=weights,
     )

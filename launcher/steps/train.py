@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -43,7 +44,7 @@ def loop_settings(s: Session, job: Job) -> loop.Loop:
 
     return loop.Loop(
         until=total,
-        lr=lambda step: _rate(s, job, factor(step)),
+        lr=lambda step: _rate(s, job, _factor(s, factor, step)),
         clip=job.train.clip_norm,
         log_every=job.train.log_every,
         eval_every=job.train.eval_every,
@@ -70,6 +71,14 @@ def _early_stop(job: Job) -> Watched | None:
 def _best(job: Job) -> Watched | None:
     settings = job.checkpoint
     return None if settings.best is None else Watched("checkpoint.best", settings.best, settings.best_goal)
+
+
+def _factor(s: Session, factor: Callable[[int], float], step: int) -> float:
+    """Returns the schedule's factor; every rank asks for it."""
+    if s.between is None:
+        return factor(step)
+    with s.between.compared("schedule", everywhere=True):
+        return factor(step)
 
 
 def _rate(s: Session, job: Job, share: float) -> float:

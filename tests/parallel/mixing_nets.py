@@ -57,6 +57,28 @@ TICKS = itertools.chain([1.0, 1.0], itertools.count())
 """A clock whose second reading happens to equal the first."""
 
 
+def clip(weight: nn.Parameter) -> None:
+    """Clips the gradient of a weight, as a hook after its accumulation."""
+    assert weight.grad is not None
+    weight.grad.clamp_(-1e-3, 1e-3)
+
+
+class Rounded(torch.autograd.Function):
+    """A product whose backward rounds the gradient of the weight, in parts of its largest element."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        full = grad.t() @ x
+        part = full.abs().max() / 7
+        return grad @ weight, (full / part).round() * part
+
+
 class Net(nn.Module):
     """Two layers with an operation of ``kind`` between them."""
 
@@ -73,6 +95,10 @@ class Net(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("seen", torch.zeros(6))
         self.share = nn.Parameter(torch.zeros(()))
+        if kind == "clipped by a hook":
+            self.b.weight.register_hook(lambda g: g.clamp(-1e-3, 1e-3))
+        if kind == "clipped after its sum":
+            self.b.weight.register_post_accumulate_grad_hook(clip)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.tanh(self.between(torch.tanh(self.a(x)))))
@@ -85,9 +111,13 @@ class Net(nn.Module):
         if self.kind == "learned scale":  # as LSQ does: the gradient is divided by the number of elements
             part = 1 / x.numel() ** 0.5
             return x * (1 + (self.share - self.share * part).detach() + self.share * part)
+        if self.kind == "rounded weight's gradient":
+            return Rounded.apply(x, self.b.weight)
         if self.kind == "weight's gradient":
             weight = self.b.weight / len(x) + (self.b.weight * (1 - 1 / len(x))).detach()
             return torch.nn.functional.linear(x, weight)
+        if self.kind.startswith("clipped"):
+            return self.b(x)
         if self.kind == "hook":
             if x.requires_grad:
                 x.register_hook(lambda g: g - g.mean(0))

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher import Job, run_job
 from launcher.__main__ import main
+from launcher.runtime.faults import RanksFailed
 from tests.run.launching import TINY, checkpoints, metrics, run, shape, steps
 
 ALLOW = "security.allow=[tests]"
@@ -106,14 +108,13 @@ def test_a_package_that_is_not_trusted_is_refused_and_nothing_is_imported(capsys
 
 
 def test_what_a_callback_changes_beside_the_training_is_noted_at_a_checkpoint(tmp_path, capsys):
-    words = ("model=null", "model={_target_: tests.run.own.Warm}", ALLOW, *shape(replicate=2), "schedule=constant")
+    words = ("model=null", "model={_target_: tests.run.own.Warm}", ALLOW, *shape(), "schedule=constant")
     run(tmp_path / "run", *words, "callbacks=[{_target_: tests.run.callbacks.Warms}]")
     out = capsys.readouterr().out
     assert (
         "tests.run.own.WARMTH changed after the first step, by a forward or a callback; no checkpoint contains it, so "
         "a resumed run resets it; register it as a persistent buffer, or return it from get_extra_state\n"
-        "tests.run.own.WARMTH differs between ranks: if a forward reads it, this layout trains other weights than one "
-        "rank\ncallbacks.0 tests.run.callbacks.Warms has changed calls; no checkpoint contains it, so a resumed run "
+        "callbacks.0 tests.run.callbacks.Warms has changed calls; no checkpoint contains it, so a resumed run "
         "resets it; if that matters, write it to a file in event.folder and read it in on_start\n"
     ) in out
     assert out.count("has changed calls") == 1
@@ -126,3 +127,16 @@ def test_a_callback_that_leaves_gradients_disabled_ends_the_run(tmp_path, capsys
         "error: rank 0: gradients are disabled: a callback, the data, a metric or the optimizer has called "
         "torch.set_grad_enabled(False); write `with torch.no_grad():` instead"
     )
+
+
+def test_one_that_sets_what_the_loss_uses_on_its_own_rank_ends_the_run(tmp_path):
+    at = "tests.runtime.training.outside_nets"
+    job = {
+        "model": {"_target_": f"{at}.Net"}, "data": {"_target_": f"{at}.Samples"}, "loss": {"_target_": f"{at}.Loss"},
+        "callbacks": [{"_target_": f"{at}.Sets"}], "security": {"allow": ["tests"]}, "optim": {"name": "sgd"},
+        "schedule": {"name": "constant"}, "train": {"steps": 3, "batch_size": 4}, "steps": {"train": {}},
+        "parallel": {"grid": {"dp_replicate": 2}}, "launch": {"nproc": 2, "device": "cpu"}, "name": "sets",
+        "run_dir": f"{tmp_path}/run",
+    }  # fmt: skip
+    with pytest.raises(RanksFailed, match=f"Sets.on_step has set {at}.Loss.weight, which a forward or"):
+        run_job(Job.model_validate(job))

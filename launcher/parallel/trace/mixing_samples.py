@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from launcher.parallel.dispatch.modes import Dispatch, default_dtype, draws, tree_leaves
 from launcher.parallel.dispatch.training_mode import evaluating
-from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.model_state.deep_copy import copied, hooks
 from launcher.parallel.model_state.module_globals import files_of, put_back
 from launcher.parallel.model_state.numbers_outside_weights import aged, values
 from launcher.parallel.trace.python_streams import streams_kept, streams_now
@@ -187,7 +187,7 @@ def _tried(model: nn.Module, inputs: Sequence[Tensor], count: int, brief: bool) 
         for dtype, wide, move in TRIES:
             with default_dtype(dtype), suppress(Exception, SystemExit):
                 xs = [x.to(dtype) if x.is_floating_point() else x for x in trial_inputs(some, 0)]
-                real = in_memory(model).to(dtype)
+                real = in_memory(model, parameter_hooks=True).to(dtype)
                 if move:
                     _move(real)
                 return _mixing(real, xs, wide, brief)
@@ -401,6 +401,8 @@ class _Sources(TorchFunctionMode):
 
 def _own_backward(model: nn.Module, xs: Sequence[Tensor]) -> bool:
     """Returns true unless the backward is torch's own, which mixes samples no more than the forward does."""
+    if any(map(hooks, model.parameters())):
+        return True
     sources, out = _forward(model, xs)
     waiting, seen = [t.grad_fn for t in out], set()
     while waiting:
@@ -474,26 +476,31 @@ def _weights_add_up(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bo
 
 
 def _weight_gradients(model: nn.Module, xs: Sequence[Tensor], places: Tensor) -> list[Tensor]:
-    """Returns the gradients of all trained weights, for the samples at ``places``."""
-    sources, out = _forward(model, [x[places] for x in xs])
-    return _backward(out, sources.weights, places)
+    """Returns the gradients of all trained weights for the samples at ``places``, after hooks on weights."""
+    sources, out = _forward(model, [x[places] for x in xs], parameter_hooks=True)
+    if not out or not sources.weights:
+        return []
+    with _FixedStatistics():
+        torch.autograd.backward(out, _seeds(out, places), inputs=sources.weights)
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in sources.weights]
 
 
 def _gradients(model: nn.Module, xs: Sequence[Tensor], places: Tensor) -> Rows:
     """Returns the sources of the samples at ``places``, and their gradients."""
     sources, out = _forward(model, [x[places] for x in xs])
-    grads = _backward(out, sources.sources, places)
-    return [(t.detach(), g) for t, g in zip(sources.sources, grads, strict=False)]
-
-
-def _backward(out: Sequence[Tensor], ends: Sequence[Tensor], places: Tensor) -> list[Tensor]:
-    """Returns the gradients of ``ends``; each sample at ``places`` has its own gradient of ``out``."""
-    seeds = [_drawn(t.shape[1:])[places].to(t.dtype) for t in out]
-    if not out or not ends:
+    if not out or not sources.sources:
         return []
     with _FixedStatistics():  # for forwards that are recomputed
-        grads = torch.autograd.grad(out, ends, seeds, allow_unused=True)
-    return [torch.zeros_like(t) if g is None else g for t, g in zip(ends, grads, strict=True)]
+        grads = torch.autograd.grad(out, sources.sources, _seeds(out, places), allow_unused=True)
+    return [
+        (t.detach(), torch.zeros_like(t) if g is None else g)
+        for t, g in zip(sources.sources, grads, strict=True)
+    ]
+
+
+def _seeds(out: Sequence[Tensor], places: Tensor) -> list[Tensor]:
+    """Returns a gradient for each output; each of the samples at ``places`` has its own."""
+    return [_drawn(t.shape[1:])[places].to(t.dtype) for t in out]
 
 
 def _seed() -> tuple[Any, ...]:
@@ -565,10 +572,12 @@ def run(model: nn.Module, xs: Sequence[Tensor]) -> list[Tensor]:
     return [t for t in tensors if t.dim() and len(t) == len(xs[0])]
 
 
-def _forward(model: nn.Module, xs: Sequence[Tensor]) -> tuple[_Sources, list[Tensor]]:
+def _forward(
+    model: nn.Module, xs: Sequence[Tensor], parameter_hooks: bool = False
+) -> tuple[_Sources, list[Tensor]]:
     """Returns the sources of a forward, and its outputs with gradients; runs a copy, as ``run`` does."""
     torch.manual_seed(1)
-    again = _with_fixed_norms(model)
+    again = _with_fixed_norms(model, parameter_hooks)
     inputs = [x.clone().requires_grad_(x.is_floating_point()) for x in xs]
     with _FixedStatistics(), _Sources(inputs, [*again.parameters()]) as sources:
         made = tree_leaves(again(*(x.clone() for x in inputs)))
@@ -582,8 +591,8 @@ def _drawn(shape: torch.Size) -> Tensor:
         return torch.randn((SAMPLES, *shape), generator=torch.Generator().manual_seed(2))
 
 
-def _with_fixed_norms(model: nn.Module) -> nn.Module:
-    again = copied(model)
+def _with_fixed_norms(model: nn.Module, parameter_hooks: bool = False) -> nn.Module:
+    again = copied(model, parameter_hooks)
     for module in again.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.training = False  # its own forward may use the batch's statistics

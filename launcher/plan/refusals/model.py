@@ -468,6 +468,10 @@ def remarks(
             by = f"once for each of {sizes.micros} micro batches of a step, and then reads it"
             other = "another number of micro batches gives other results"
             out.append(Note(KEY, f"the {what} changes {listed(counted)} {by}: {other}"))
+    if sizes.micros > 1 and (updated := _only_updated(skeleton, graph)):
+        by = f"once for each of {sizes.micros} micro batches of a step"
+        other = "another number of micro batches gives other values"
+        out.append(Note(KEY, f"the forward updates {listed(updated)} {by}: {other}"))
     norms = dict.fromkeys((*skeleton.traits.batch_norms, *map(_where, graph.effects.normalizing)))
     if norms and _cuts_batch(sizes):
         text = f"normalizes by the {many(sizes.micro_batch, 'sample')} of a rank's micro batch, not by all"
@@ -490,9 +494,18 @@ def _of_first_rank(skeleton: ModelStructure, graph: Graph) -> list[str]:
 
     Those of BatchNorm have a note of their own; those of InstanceNorm are averaged over the ranks.
     """
+    averaged = {*skeleton.traits.instance_norms}
+    by_data = {
+        c.name for c in graph.effects.changes if c.by_data and averaged.isdisjoint(map(owner, c.names))
+    }
+    return [name for name in _only_updated(skeleton, graph) if name in by_data]
+
+
+def _only_updated(skeleton: ModelStructure, graph: Graph) -> list[str]:
+    """Returns the buffers of checkpoints that training updates and does not read, without BatchNorm's."""
     saved = {p.name for p in skeleton.params if p.buffer}
-    norms = {*skeleton.traits.batch_norms, *skeleton.traits.instance_norms}
-    changes = (c for c in graph.effects.changes if c.by_data and not c.read and not saved.isdisjoint(c.names))
+    norms = {*skeleton.traits.batch_norms}
+    changes = (c for c in graph.effects.changes if not c.read and not saved.isdisjoint(c.names))
     return [c.name for c in changes if norms.isdisjoint(map(owner, c.names))]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from launcher.parallel.trace.process_group_reads import world_reads
 from launcher.parallel.trace.python_streams import streams_kept
 from launcher.plan.values.module_names import listed
 from launcher.runtime.device import forked_streams
+from launcher.runtime.training.changes_between_steps import EVERY_RANK, ChangesBetweenSteps, NotSeenByAll
 from launcher.runtime.training.late_state import Digests, attribute_digests, changed
 from launcher.user_errors import user_error
 
@@ -40,8 +41,6 @@ class TrainingEvent:
     checkpoint: Path | None = None
 
 
-EVERY_RANK = "every_rank"
-"""The attribute that a class sets to True to be called on every rank, not only on the first."""
 COLLECTIVES = (
     "all_gather", "all_reduce", "all_to_all", "barrier", "batch_isend_irecv", "broadcast", "gather", "irecv",
     "isend", "monitored_barrier", "new_group", "new_subgroups", "recv", "reduce", "scatter", "send",
@@ -84,7 +83,8 @@ class Callbacks:
 
     If the job has callbacks, every rank has this object, as ``agreed`` is a collective. Random numbers that
     they draw do not advance the streams of the training on ``device``: a callback runs on one rank, ranks of
-    ``tp`` draw the same numbers, and a resumed run calls ``on_start`` again.
+    ``tp`` draw the same numbers, and a resumed run calls ``on_start`` again. ``between`` examines what their
+    hooks change.
     """
 
     each: Sequence[tuple[str, object]]
@@ -92,6 +92,7 @@ class Callbacks:
     folder: Path
     rank: int
     device: torch.device
+    between: ChangesBetweenSteps | None = None
     stop_requested: bool = False
     _last: dict[str, float] = field(default_factory=dict)
     _first: list[Digests] = field(init=False)
@@ -105,7 +106,8 @@ class Callbacks:
     ) -> None:
         """Calls ``hook`` of all callbacks that have it, in order.
 
-        Sets ``stop_requested`` if one returns True. Raises ``RunError`` if a callback fails.
+        Sets ``stop_requested`` if one returns True. Raises ``RunError`` if a callback fails, or
+        changes what only its own rank would train with.
         """
         if hook == "on_step":
             self._last = dict(metrics)
@@ -124,14 +126,17 @@ class Callbacks:
             act = getattr(one, hook, None)
             if act is None:
                 continue
+            everywhere = getattr(type(one), EVERY_RANK, False) is True
+            compared = self.between.compared(f"{name}.{hook}", everywhere) if self.between else nullcontext()
             try:
                 with (
+                    compared,
                     streams_kept(),
                     forked_streams(self.device),
                     collectives_refused(type(one), f"{name}.{hook}"),
                 ):
                     answer = act(event)
-            except CallsCollective:
+            except (CallsCollective, NotSeenByAll):
                 raise
             except (Exception, SystemExit) as error:  # user code may raise anything
                 raise RunError(f"{name}.{hook} failed after step {step}: {user_error(error)}") from error

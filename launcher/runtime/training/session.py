@@ -20,6 +20,7 @@ from launcher.runtime.cluster.world import World
 from launcher.runtime.training.averaging import WeightAverage
 from launcher.runtime.training.batches import Feed
 from launcher.runtime.training.callbacks import Callbacks
+from launcher.runtime.training.changes_between_steps import ChangesBetweenSteps
 from launcher.runtime.training.first_compiled_step import FirstCompiledStep
 from launcher.runtime.training.late_state import LateState
 from launcher.runtime.training.loss_scaling import Scaling
@@ -48,7 +49,8 @@ class Session:
     checkpoint, until callbacks are notified of it. ``baseline``: the loss on held-out samples of the best
     model that ignores its input, if the data defines it. ``measured``: the metrics of the last step that was
     measured. ``times``: measures ranks, if there are several; ``by_rank``: its figures. ``drill``: a fault
-    that this run rehearses. ``profile``: the profiler of this rank, if it is profiled.
+    that this run rehearses. ``profile``: the profiler of this rank, if it is profiled. ``between``: examines
+    what callbacks and the schedule change between steps; ``None`` if they are not the user's.
     """
 
     world: World
@@ -88,3 +90,4 @@ class Session:
     by_rank: dict[str, float] = field(default_factory=dict)
     first_compiled_step: FirstCompiledStep = field(default_factory=lambda: FirstCompiledStep(None))
     late_state: LateState = field(default_factory=LateState)
+    between: ChangesBetweenSteps | None = None

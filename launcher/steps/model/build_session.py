@@ -21,16 +21,19 @@ from launcher.data.open import open_data
 from launcher.data.source import Dataset
 from launcher.data.torch_datasets.readers import IndexedStream
 from launcher.errors import RunError, refuse
+from launcher.job import targets
 from launcher.job.schema.job import Job
 from launcher.job.schema.models import HuggingFace
 from launcher.job.schema.objective import CrossEntropy
 from launcher.job.schema.paths import place
+from launcher.job.schema.user_class import Target
 from launcher.objective.build import build_loss, build_metrics
 from launcher.optim.build import build_optimizer
 from launcher.optim.sharded import pieces_of
 from launcher.parallel import grad_norm, mesh
 from launcher.parallel.grad_norm import watch
 from launcher.parallel.local_tensors import local
+from launcher.parallel.model_state.variables_read import OutsideChanges, variables_of_loss
 from launcher.parallel.parallel_model import ParallelModel, parallelize
 from launcher.parallel.trace.tensor_specs import dtype_of
 from launcher.plan import outputs_and_targets
@@ -44,6 +47,7 @@ from launcher.runtime.cluster.world import World
 from launcher.runtime.training import checkpoint_tensors, module_state
 from launcher.runtime.training.averaging import WeightAverage
 from launcher.runtime.training.batches import Feed
+from launcher.runtime.training.changes_between_steps import ChangesBetweenSteps
 from launcher.runtime.training.first_compiled_step import FirstCompiledStep
 from launcher.runtime.training.loss_scaling import scaling
 from launcher.runtime.training.metrics_file import LocalNormLog
@@ -114,6 +118,7 @@ def build(
     module_state.seed(words[1:])
     optimizer = _optimizer(job, model)
     pipeline = _pipeline(job, model, data, device)
+    between = _between(job, model, world)
     saves_beside = job.checkpoint.asynchronous and job.checkpoint.every is not None
     return Session(
         world=world,
@@ -128,7 +133,8 @@ def build(
         figures=device_figures(plan, device),
         baseline=data.entropy if job.loss == CrossEntropy() else None,
         local_norm=_local_norm(job, world, model, pipeline, folder=folder),
-        callbacks=build_callbacks(job, plan.sizes.steps, world, folder),
+        callbacks=build_callbacks(job, plan.sizes.steps, world, folder, between),
+        between=between,
         average=None if plan.ema is None else WeightAverage(model, plan.ema.decay, plan.ema.every),
         scaling=scaling(plan.dtypes),
         trust=_trust(job),
@@ -138,6 +144,18 @@ def build(
         first_compiled_step=first,
         times=RankTimes(world.rank, world.size) if world.size > 1 else None,
     )
+
+
+def _between(job: Job, model: ParallelModel, world: World) -> ChangesBetweenSteps | None:
+    """Returns what examines the callbacks and the schedule; ``None`` if none is the user's."""
+    if not job.callbacks and not isinstance(job.schedule, Target):
+        return None
+    reads = [model.reads]
+    if isinstance(job.loss, Target):
+        kind = targets.locate(job.loss.target, job.security.allow, object, key="loss._target_")
+        reads.append(variables_of_loss(kind))
+    modules = [m for part in model.parts for m in part.module.modules()]
+    return ChangesBetweenSteps(OutsideChanges(reads, modules), world.size, len(model.plan.stages))
 
 
 def _optimizer(job: Job, model: ParallelModel) -> Optimizer:

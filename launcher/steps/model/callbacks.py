@@ -13,12 +13,18 @@ from launcher.job.schema.user_class import Target
 from launcher.parallel.trace.python_streams import streams_kept
 from launcher.runtime.cluster.world import World
 from launcher.runtime.device import forked_streams
-from launcher.runtime.training.callbacks import EVERY_RANK, Callbacks, CallsCollective, collectives_refused
+from launcher.runtime.training.callbacks import Callbacks, CallsCollective, collectives_refused
+from launcher.runtime.training.changes_between_steps import EVERY_RANK, ChangesBetweenSteps
 from launcher.user_errors import user_error
 
 
-def build_callbacks(job: Job, steps: int, world: World, folder: Path) -> Callbacks | None:
-    """Returns the callbacks of this rank. Raises ``RunError`` if one cannot be constructed."""
+def build_callbacks(
+    job: Job, steps: int, world: World, folder: Path, between: ChangesBetweenSteps | None
+) -> Callbacks | None:
+    """Returns the callbacks of this rank. Raises ``RunError`` if one cannot be constructed.
+
+    ``between`` examines what their hooks change.
+    """
     if not job.callbacks:
         return None
     device = torch.device(world.device)
@@ -28,7 +34,7 @@ def build_callbacks(job: Job, steps: int, world: World, folder: Path) -> Callbac
             for i, target in enumerate(job.callbacks)
             if world.rank == 0 or _everywhere(target, i, job.security.allow)
         ]
-    return Callbacks(each, steps=steps, folder=folder, rank=world.rank, device=device)
+    return Callbacks(each, steps=steps, folder=folder, rank=world.rank, device=device, between=between)
 
 
 def _everywhere(target: Target, i: int, allow: tuple[str, ...]) -> bool:

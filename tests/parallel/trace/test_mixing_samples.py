@@ -60,7 +60,13 @@ BACKWARDS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["learned scale", "weight's gradient"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("learned scale", "weight's gradient", "rounded weight's gradient"),
+        *("clipped by a hook", "clipped after its sum"),
+    ],
+)
 def test_a_weight_whose_gradient_depends_on_the_batch_size_is_refused(kind):
     """The outputs and the gradients of samples do not: only those of a weight do."""
     what = "the gradient of a weight depends on the rest of its batch"
