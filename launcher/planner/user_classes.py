@@ -20,8 +20,10 @@ from launcher.plan.plan import Plan
 from launcher.plan.refusals import evaluation
 from launcher.plan.sizes import Sizes
 from launcher.plan.values.note import Note
+from launcher.plan.values.precision import COMPUTE, DTYPE
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.planner.environment_reads import same_on_all_ranks
+from launcher.planner.trial_samples import SPREAD, spread_samples
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -154,17 +156,44 @@ def data_notes(job: Job, sizes: Sizes) -> list[Note]:
     """
     if not isinstance(job.data, Target):
         return []
+    return [*_reading_notes(job, job.data, sizes), *_rounded(job)]
+
+
+def _reading_notes(job: Job, settings: Target, sizes: Sizes) -> list[Note]:
     from launcher.data.torch_datasets.open import opened
     from launcher.data.torch_datasets.repeatable_items import unsteady, unsteady_source
 
-    with same_on_all_ranks(DATA_KEY, job.data.target, sizes.grid.size):
-        one, again = (opened(job.data, job.seed, job.security.allow) for _ in range(2))
+    with same_on_all_ranks(DATA_KEY, settings.target, sizes.grid.size):
+        one, again = (opened(settings, job.seed, job.security.allow) for _ in range(2))
         if one.reading == "shuffled":  # a Source, which is not read in epochs
-            refuse([*unsteady_source(job.data.target, one.train, again.train)])
+            refuse([*unsteady_source(settings.target, one.train, again.train)])
             return []
         refuse([*unsteady(one, again)])
     refuse([*_too_few(one, job, sizes)])
-    return [*_notes(one, job.data)]
+    return [*_notes(one, settings)]
+
+
+def _rounded(job: Job) -> Iterator[Note]:
+    """Yields a note for each float input in which the compute dtype rounds a column of whole numbers.
+
+    They may be ids, which a forward converts back: another row of the table would be trained.
+    """
+    compute = COMPUTE[job.train.precision]
+    if compute == DTYPE[job.train.precision]:
+        return
+    from launcher.parallel.trace.tensor_specs import dtype_of
+
+    for at, x in enumerate(spread_samples(job, SPREAD)):
+        if not x.is_floating_point():
+            continue
+        columns = x.reshape(-1, x.shape[-1]) if x.dim() > 1 else x.reshape(-1, 1)
+        whole = columns[:, (columns == columns.round()).all(0)]
+        rounded = whole.to(dtype_of(compute)).to(x.dtype)
+        if (differ := whole != rounded).any():
+            before, after = whole[differ][0], rounded[differ][0]
+            text = f"input {at} has columns of whole numbers, and {job.train.precision} rounds them"
+            cure = "if they are ids, pass them as an input of an integer dtype"
+            yield Note(DATA_KEY, f"{text}, such as {before:.9g} to {after:.9g}: {cure}")
 
 
 def _too_few(data: Dataset, job: Job, sizes: Sizes) -> Iterator[Problem]:

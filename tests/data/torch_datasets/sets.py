@@ -58,6 +58,8 @@ class Rows(Dataset[Any]):
             raise OSError("no such picture")
         if self.how == "longer at 5" and i == 5:
             x = torch.cat([x, x])
+        if self.how == "ids in a column":
+            x = torch.cat([torch.tensor([1000.0 + i], dtype=x.dtype), x[1:]])
         shapes: dict[str, Any] = {
             "dict": {"image": x, "label": y},
             "tokens": {"input_ids": x, "labels": y},

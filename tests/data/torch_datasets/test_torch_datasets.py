@@ -349,6 +349,18 @@ def test_data_sets_that_cannot_train_correctly_are_refused_by_the_plan(case):
     assert str(caught.value) == text
 
 
+@pytest.mark.parametrize(("how", "precision", "noted"), [
+    ("ids in a column", "bf16", True), ("ids in a column", "fp16", False), ("ids in a column", "fp32", False),
+    ("pair", "bf16", False),
+])  # fmt: skip
+def test_whole_numbers_that_a_precision_rounds_are_noted(how, precision, noted):
+    train = {"steps": STEPS, "batch_size": BATCH, "precision": precision}
+    notes = [str(n) for n in plan_job(trained(of("Rows", samples=N, how=how), train=train)).notes]
+    text = "input 0 has columns of whole numbers, and bf16 rounds them, such as 1001 to 1000"
+    line = f"data._target_ {text}: if they are ids, pass them as an input of an integer dtype"
+    assert (line in notes) == noted == any("whole numbers" in n for n in notes)
+
+
 def test_the_plan_notes_how_a_users_data_set_is_read():
     notes = [str(n) for n in plan_job(trained(of("NoSplit", samples=N))).notes]
     assert "data.val_fraction null -> 0.1: 1 of 11 samples are held out, drawn once" in notes
