@@ -48,8 +48,8 @@ from launcher.planner import (
     train_steps,
     user_classes,
 )
-from launcher.planner.environment_reads import same_on_all_ranks
 from launcher.planner.loaded_param_layouts import check_stored_layouts, with_threshold
+from launcher.planner.rank_variable_reads import same_on_all_ranks
 from launcher.planner.recompute_trial_plans import drawn_graph, solved
 from launcher.planner.request_files import inlined
 from launcher.planner.trace_model import (

@@ -30,8 +30,8 @@ from launcher.plan.values.recomputed_module import Recomputed
 from launcher.plan.values.tensor_spec import TensorSpec
 from launcher.planner import hugging_face_checks, user_classes
 from launcher.planner.device_kernels import planned_kind
-from launcher.planner.environment_reads import environment_reads
 from launcher.planner.loaded_param_layouts import laid_out
+from launcher.planner.rank_variable_reads import environment_reads
 from launcher.untrusted.bounded import TooLong, watched
 from launcher.user_errors import first_line, owned
 
@@ -86,7 +86,7 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     from launcher.parallel.model_state.module_globals import GlobalsSnapshot, put_back
     from launcher.parallel.model_state.references import held_ties
     from launcher.parallel.trace import model_structure, tensor_specs
-    from launcher.parallel.trace.process_group_reads import world_reads
+    from launcher.parallel.trace.torch_distributed_reads import world_reads
 
     own_files = user_classes.files(job)
     first = GlobalsSnapshot(own_files)

@@ -14,7 +14,7 @@ from launcher.job.schema.components import foreign
 from launcher.job.schema.job import Job
 from launcher.job.schema.user_class import Target
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.planner.environment_reads import environment_reads
+from launcher.planner.rank_variable_reads import environment_reads
 from launcher.planner.trace_model import ModelRead, TracedForward
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def try_samples(
         yield lambda seen: seen
         return
     from launcher.parallel.trace.mixing_samples import numbers_if_too_large
-    from launcher.parallel.trace.process_group_reads import world_reads
+    from launcher.parallel.trace.torch_distributed_reads import world_reads
 
     with environment_reads(), sample_values(job, model):
         with world_reads(model.late_world.setdefault):

@@ -22,7 +22,7 @@ from launcher.plan.sizes import Sizes
 from launcher.plan.values.note import Note
 from launcher.plan.values.precision import COMPUTE, DTYPE
 from launcher.plan.values.tensor_spec import TensorSpec
-from launcher.planner.environment_reads import same_on_all_ranks
+from launcher.planner.rank_variable_reads import same_on_all_ranks
 from launcher.planner.trial_samples import SPREAD, spread_samples
 
 if TYPE_CHECKING:

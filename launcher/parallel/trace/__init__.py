@@ -7,9 +7,9 @@ __all__ = [
     "identity_of_inputs",
     "mixing_samples",
     "model_structure",
-    "process_group_reads",
     "python_streams",
     "run_module",
     "sample_values",
     "tensor_specs",
+    "torch_distributed_reads",
 ]

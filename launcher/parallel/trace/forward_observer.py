@@ -29,12 +29,12 @@ from launcher.parallel.model_state.references import forget
 from launcher.parallel.trace.data_dependence import Sized
 from launcher.parallel.trace.graph_recorder import saved_tensor_hooks
 from launcher.parallel.trace.memory_of_results import MemoryOfResults, version
-from launcher.parallel.trace.process_group_reads import world_reads
 from launcher.parallel.trace.python_streams import streams_now
 from launcher.parallel.trace.sample_values import SampleValues
 from launcher.parallel.trace.state_around_calls import StateAroundCalls
 from launcher.parallel.trace.tensor_side_effects import StateEffects
 from launcher.parallel.trace.tensor_specs import dims_of
+from launcher.parallel.trace.torch_distributed_reads import world_reads
 from launcher.plan.cut.stages import covers
 from launcher.plan.values.model_graph import Inner
 from launcher.plan.values.module_names import owner

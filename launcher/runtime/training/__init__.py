@@ -5,7 +5,7 @@ __all__ = [
     "batches",
     "callbacks",
     "checkpoint_tensors",
-    "first_compiled_step",
+    "compile_timeout",
     "loop",
     "loss_scaling",
     "metrics_file",

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import RunError
-from launcher.parallel.trace.process_group_reads import world_reads
 from launcher.parallel.trace.python_streams import streams_kept
+from launcher.parallel.trace.torch_distributed_reads import world_reads
 from launcher.plan.values.module_names import listed
 from launcher.runtime.device import forked_streams
 from launcher.runtime.training.changes_between_steps import EVERY_RANK, ChangesBetweenSteps, NotSeenByAll

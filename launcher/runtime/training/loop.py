@@ -86,7 +86,7 @@ def _train(s: Session, loop: Loop) -> None:
         lr = loop.lr(s.step - s.scaling.skipped)
         loss_scale = s.scaling.factor
         loud = (s.step + 1) % loop.log_every == 0 or s.step + 1 == loop.until
-        with s.first_compiled_step.around(s.model.compiled), s.late_state.around(s.model):
+        with s.compile_timeout.around(s.model.compiled), s.late_state.around(s.model):
             loss, norm = step(s, loop.clip, measuring=loud)
         s.step += 1
         if s.profile is not None:

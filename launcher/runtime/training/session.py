@@ -21,7 +21,7 @@ from launcher.runtime.training.averaging import WeightAverage
 from launcher.runtime.training.batches import Feed
 from launcher.runtime.training.callbacks import Callbacks
 from launcher.runtime.training.changes_between_steps import ChangesBetweenSteps
-from launcher.runtime.training.first_compiled_step import FirstCompiledStep
+from launcher.runtime.training.compile_timeout import CompileTimeout
 from launcher.runtime.training.late_state import LateState
 from launcher.runtime.training.loss_scaling import Scaling
 from launcher.runtime.training.metrics_file import LocalNormLog
@@ -88,6 +88,6 @@ class Session:
     results: dict[str, float] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
     by_rank: dict[str, float] = field(default_factory=dict)
-    first_compiled_step: FirstCompiledStep = field(default_factory=lambda: FirstCompiledStep(None))
+    compile_timeout: CompileTimeout = field(default_factory=lambda: CompileTimeout(None))
     late_state: LateState = field(default_factory=LateState)
     between: ChangesBetweenSteps | None = None

@@ -48,14 +48,14 @@ from launcher.runtime.training import checkpoint_tensors, module_state
 from launcher.runtime.training.averaging import WeightAverage
 from launcher.runtime.training.batches import Feed
 from launcher.runtime.training.changes_between_steps import ChangesBetweenSteps
-from launcher.runtime.training.first_compiled_step import FirstCompiledStep
+from launcher.runtime.training.compile_timeout import CompileTimeout
 from launcher.runtime.training.loss_scaling import scaling
 from launcher.runtime.training.metrics_file import LocalNormLog
 from launcher.runtime.training.pipeline import PipelineRuntime
 from launcher.runtime.training.save_thread import Saver
 from launcher.runtime.training.session import Session
 from launcher.runtime.training.throughput import RankTimes, device_figures
-from launcher.steps.model.callbacks import build_callbacks
+from launcher.steps.model.build_callbacks import build_callbacks
 from launcher.steps.model.same_data import check
 from launcher.steps.model.shared_construction import SharedMetaModels
 
@@ -101,7 +101,7 @@ def build(
     # the model, divided into its stages
     device = torch.device(world.device)
     refuse(streams_misnamed((p.name for p in plan.params), (device.type,)))
-    first = FirstCompiledStep(plan.compilation)
+    first = CompileTimeout(plan.compilation)
     with first.groups():
         meshes = mesh.build(plan.sizes.grid, device.type, plan.ties, apart=plan.compilation is not None)
     model = parallelize((drawn or SharedMetaModels()).take(job, plan), plan, meshes, device)
@@ -141,7 +141,7 @@ def build(
         settings=_recorded(job, plan, world),
         spare=job.checkpoint.on_error == "continue",
         saver=Saver() if saves_beside else None,
-        first_compiled_step=first,
+        compile_timeout=first,
         times=RankTimes(world.rank, world.size) if world.size > 1 else None,
     )
 

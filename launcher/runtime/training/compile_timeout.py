@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class FirstCompiledStep:
+class CompileTimeout:
     """Sets the timeout of collectives: the plan's in the first step, which compiles; then the usual one."""
 
     def __init__(self, plan: Compilation | None) -> None:

@@ -10,7 +10,7 @@ import pytest
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.parallel.model_state.python_state import INSTALLED
-from launcher.parallel.trace.process_group_reads import ask, world_reads
+from launcher.parallel.trace.torch_distributed_reads import ask, world_reads
 from launcher.planner.plan_job import plan_job
 from tests.parity import own
 

@@ -14,7 +14,7 @@ from launcher.parallel.model_state.python_state import INSTALLED
 
 BETWEEN = (
     "os", "_collections_abc", "collections.abc", "contextlib", "functools", __name__,
-    "launcher.planner.environment_reads",
+    "launcher.planner.rank_variable_reads",
 )  # fmt: skip
 """Modules that are skipped in the search for the caller."""
 DISTRIBUTED = "torch.distributed"

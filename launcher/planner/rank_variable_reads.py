@@ -24,7 +24,7 @@ def same_on_all_ranks(key: str, name: str, ranks: int) -> Iterator[None]:
 
     A model is refused in the same way, with the module that asks.
     """
-    from launcher.parallel.trace.process_group_reads import world_reads
+    from launcher.parallel.trace.torch_distributed_reads import world_reads
 
     queries: dict[str, None] = {}
     with environment_reads(), world_reads(queries.setdefault):
@@ -37,7 +37,7 @@ def same_on_all_ranks(key: str, name: str, ranks: int) -> Iterator[None]:
 @contextmanager
 def environment_reads() -> Iterator[None]:
     """Reports each read of a variable in ``VARIABLES`` to the observers of the forward, while entered."""
-    from launcher.parallel.trace.process_group_reads import ask
+    from launcher.parallel.trace.torch_distributed_reads import ask
 
     kind: Any = type(os.environ)
     get, has = kind.__getitem__, kind.__contains__
