@@ -48,4 +48,5 @@ def test_float32_buffers_of_arrays_and_lists_are_recorded_in_float64_as_their_do
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, want in Float32Buffers().double().state_dict().items():
         made = replay(tape.log, named.get(name, model.numbers), name, 0)
-        assert made.dtype == want.dtype and torch.equal(made, want), name
+        assert made.dtype == want.dtype, name
+        assert torch.equal(made, want), name
