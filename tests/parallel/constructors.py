@@ -447,3 +447,16 @@ class KeepsFloat32(nn.Module):
         super()._apply(fn, recurse)
         self.f = self.f.float()
         return self
+
+
+class Float32Buffers(nn.Module):
+    """Has buffers that are float32 tensors of arrays and lists, with no operation in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        array = np.arange(6, dtype=np.float32) / 7
+        self.register_buffer("array", torch.from_numpy(array))
+        self.register_buffer("numbers", torch.tensor([0.1, 0.2], dtype=torch.float32))
+        self.register_buffer("both", self.numbers)
+        self.weight = nn.Parameter(torch.from_numpy(array))
+        self.register_buffer("ids", torch.from_numpy(np.arange(3)))

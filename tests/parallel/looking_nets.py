@@ -73,3 +73,33 @@ class Replaced(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.lin.weight.data = self.lin.weight.data * 0.9
         return self.lin(x)
+
+
+class Columns(nn.Module):
+    """Widens some columns of its input, those that a tensor of the constructor marks (as TabNet's embedding)."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        marks = torch.tensor([True, True, False, True, False, False])
+        if how == "attribute":
+            self.marks = marks
+        else:
+            self.register_buffer("marks", marks)
+        if how == "memory":  # such a constructor is not recorded
+            assert marks.data_ptr() != 0
+        self.wide = nn.Linear(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        columns = [x[:, i, None] if mark else self.wide(x[:, i, None]) for i, mark in enumerate(self.marks)]
+        return torch.cat(columns, 1)
+
+
+class Table(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.columns = Columns(how)
+        self.a = nn.Linear(9, 8)
+        self.b = nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.relu(self.a(self.columns(x))))

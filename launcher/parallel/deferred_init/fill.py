@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -48,6 +48,10 @@ class InitialTensors:
         if self.real:
             return self.real[name].detach()
         return replay(self.tape.log, self.names[name], name, self.tape.seed)
+
+    def one_by_one(self) -> InitialTensors:
+        """Returns a source that makes one tensor at a time where the tape can, as a plan's trials do."""
+        return self if self.tape.why else replace(self, build=None)
 
     def texts(self) -> dict[str, str]:
         """Describes how each tensor is made; processes that make it in the same way return the same text."""

@@ -299,8 +299,10 @@ class Tape(Dispatch):
         constant.sum = constant.checksum()
         self._lent.setdefault(key(value), []).append(constant)
         meta = torch.empty_like(value, device="meta", requires_grad=False)
+        with self.paused():
+            made = meta.detach()  # ``meta.data = ...`` may give the tensor itself another dtype
         self.given.append((constant.value, key(meta)))
-        self.log.add(Op(constant, makes=(meta,)))
+        self.log.add(Op(constant, makes=(made,)))
         return meta
 
     def look(self, t: torch.Tensor) -> torch.Tensor:

@@ -6,10 +6,9 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch import Tensor
-
 from launcher.job.schema.job import Job
 from launcher.parallel.deferred_init import fill
+from launcher.parallel.deferred_init.fill import InitialTensors
 from launcher.parallel.model_state.module_globals import GlobalsSnapshot
 from launcher.parallel.parallel_model import Blueprint, blueprint
 from launcher.parallel.trace.sample_values import TrialValues, using_trial_values
@@ -24,26 +23,21 @@ _log = logging.getLogger(__name__)
 def draw(job: Job, plan: Plan) -> Blueprint:
     """Returns a blueprint for one build. It has no values yet, so ranks may be forked afterwards."""
     model, full_tensor = fill.from_constructor(builder(job), plan)
-    with _first_samples(job, plan):
+    with _trial_values(job, plan, full_tensor):
         return blueprint(model, full_tensor, plan, inputs(job, plan.sizes.micro_batch))
 
 
 @contextmanager
-def _first_samples(job: Job, plan: Plan) -> Iterator[None]:
-    """Traces code that reads values with the first samples of the data, as the planner did.
+def _trial_values(job: Job, plan: Plan, initial: InitialTensors) -> Iterator[None]:
+    """Traces code that reads values with the first samples and the constructor's values, as the planner did.
 
-    Zeros are no lengths of sequences, for example. The weights stay zeros: values that take long to make
-    are those of the ranks.
+    Zeros are no lengths of sequences, and no mask of columns that the constructor made.
     """
     if plan.leaves is None or not plan.observed.reads_values:
         yield
         return
-    with using_trial_values(TrialValues(batches(samples(job)), _unknown)):
+    with using_trial_values(TrialValues(batches(samples(job)), initial.one_by_one())):
         yield
-
-
-def _unknown(name: str) -> Tensor:
-    raise KeyError(name)
 
 
 class SharedMetaModels:

@@ -244,6 +244,13 @@ def test_weights_that_no_construction_makes_are_named_with_the_figure_that_is_of
     assert {name: re.sub(r"(?<= )\d[\d.e-]*(?=,|;| to|$)", "N", text) for name, text in found.items()} == {"w": said}
 
 
+def test_constructions_draw_from_numpy_and_random_by_their_seed_too() -> None:
+    asked = job(model={"_target_": "tests.parallel.constructors.OtherSources"}, security__allow=("tests",))
+    first, same, other = (models.state(models.construct(asked, seed)) for seed in (3, 3, 4))
+    assert all(torch.equal(t, same[name]) for name, t in first.items())
+    assert not any(torch.equal(t, other[name]) for name, t in first.items())
+
+
 def test_only_what_never_learns_and_runs_in_half_precision_may_be_kept_so() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     net[0].requires_grad_(False)

@@ -88,6 +88,18 @@ def test_a_shared_construction_is_used_only_once() -> None:
     assert here(work, 1) == ["it has joined before: a blueprint serves one build"]
 
 
+@pytest.mark.parametrize(
+    ("how", "deferred"), [("attribute", True), ("attribute", False), ("buffer", True), ("memory", False)]
+)
+def test_a_rank_traces_with_the_values_that_shapes_depend_on(how: str, deferred: bool) -> None:
+    model = {"_target_": "tests.parallel.looking_nets.Table", "how": how}
+    parallel = {"pipeline": {"stages": 2}, "deferred_init": deferred}
+    j = own("looking_nets.Table", [6], stages=2, model=model, parallel=parallel)
+    drawn = shared_construction.draw(j, plan_job(j))
+    assert drawn.tracer is not None
+    assert all(t.is_meta for t in drawn.model.parameters())
+
+
 def test_a_step_comes_to_the_same() -> None:
     def twice(world: World, j: Job, plan: Plan) -> bool:
         (a, b, first), (c, d, second) = (rank_step(world, j, plan) for _ in range(2))

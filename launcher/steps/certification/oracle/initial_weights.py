@@ -100,7 +100,9 @@ def _more(
     for n in which:
         numbers = construct(n)
         for name, s in constructed.items():
-            s.add(numbers[name])
+            t = numbers.get(name)
+            if t is not None and t.shape == s.first.shape:  # a constructor may draw its sizes
+                s.add(t)
 
 
 def _wrong(

@@ -26,13 +26,15 @@ def weight_dtype(precision: str) -> torch.dtype:
 
 
 def construct(job: Job, seed: int) -> nn.Module:
-    """Returns ``Model()`` after ``torch.manual_seed(seed)``, in training mode.
+    """Returns ``Model()`` in training mode; torch, ``random`` and numpy are seeded with ``seed`` first.
 
-    Restores all random states.
+    So values that it draws from any of them differ for other seeds. Restores all random states.
     """
     default = torch.get_default_dtype()
     with _streams():
         torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
         torch.set_default_dtype(weight_dtype(job.train.precision))
         try:
             model = build_model(job.model, job.security.allow)
