@@ -52,7 +52,7 @@ def one_step(world: World, job: Job, plan: Plan) -> Callable[[], Any]:
     live = build_session.build(world, job, plan, Path())
 
     def one() -> None:
-        with live.first_compiled_step.around(live.model.compiled):
+        with live.compile_timeout.around(live.model.compiled):
             step(live, job.train.clip_norm)
         live.step += 1
 

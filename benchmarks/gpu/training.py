@@ -92,7 +92,7 @@ def speed(context: PartContext, job: Job, plan: Plan, ms: float) -> dict[str, An
 def one_step(live: Session, job: Job) -> float:
     """Run one optimizer step as ``runtime.training.loop`` does."""
     scale_lr(live.optimizer, 1.0)
-    with live.first_compiled_step.around(live.model.compiled):
+    with live.compile_timeout.around(live.model.compiled):
         loss, _ = step(live, job.train.clip_norm)
     live.step += 1
     return loss

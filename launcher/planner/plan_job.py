@@ -47,6 +47,7 @@ from launcher.planner import (
     router_losses,
     train_steps,
     user_classes,
+    user_data,
 )
 from launcher.planner.loaded_param_layouts import check_stored_layouts, with_threshold
 from launcher.planner.rank_variable_reads import same_on_all_ranks
@@ -220,7 +221,7 @@ def _plan_checked(checked: CheckedRequest, traces: Traces | None) -> Plan:
     refuse(_dataset_strategy_problems(job, own=True))
     refuse([*_backend(job), *user_classes.callback_problems(job), *user_classes.logger_problems(job)])
     refuse(_schedule_problems(job, request.sizes.steps, traces))
-    noted = user_classes.data_notes(job, request.sizes)
+    noted = user_data.data_notes(job, request.sizes)
     from launcher.parallel.dispatch.without_dynamo import without_dynamo
     from launcher.parallel.model_state.module_globals import put_back
 

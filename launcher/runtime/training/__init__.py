@@ -4,6 +4,7 @@ __all__ = [
     "averaging",
     "batches",
     "callbacks",
+    "changes_between_steps",
     "checkpoint_tensors",
     "compile_timeout",
     "loop",
