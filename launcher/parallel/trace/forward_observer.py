@@ -86,6 +86,9 @@ REQUIRES: Any = torch.Tensor.requires_grad
 STRIDES = frozenset({torch.Tensor.is_contiguous, torch.Tensor.stride})
 """Functions that return the memory layout of a tensor."""
 
+INDEXING = frozenset({torch.Tensor.__getitem__, torch.Tensor.__setitem__})
+"""Functions that make tensors of the lists in an index."""
+
 VERSION: Any = torch.Tensor._version
 """The property with the number of changes of a tensor in place."""
 
@@ -413,7 +416,7 @@ class ForwardObserver(TorchFunctionMode):
         # before: reads of values and of gradients
         if self._real and func in READS:
             self.look(args)
-        if func == GRAD.__get__ and self._owned(args[0]) and not _moving():
+        if func == GRAD.__get__ and args[0].requires_grad and self._owned(args[0]) and not _moving():
             self.grads[self._running[-1]] = None
         if func == VERSION.__get__ and id(args[0]) in self._names and not _by_library():
             self.versions |= dict.fromkeys((name, self._running[-1]) for name in self._names[id(args[0])])
@@ -429,6 +432,8 @@ class ForwardObserver(TorchFunctionMode):
             self.hooks[self._running[-1]] = None
         if func in GRADIENTS:
             self.taken.append(self._inner(func, args, kwargs))
+        if func in INDEXING:
+            args = (args[0], self._index(args[1], args[0].device), *args[2:])
 
         out = func(*args, **kwargs)
         if func == DATA.__set__:
@@ -453,6 +458,22 @@ class ForwardObserver(TorchFunctionMode):
                         self._borrow(self._names[id(t)], t)
                     elif names := self.effects.buffer_names(t):
                         self._borrow(names, t)
+        return out
+
+    def _index(self, index: Any, device: torch.device) -> Any:
+        """Returns ``index`` with tensors in place of lists: torch's own tensors of them pass no mode."""
+        if isinstance(index, tuple):
+            return tuple(self._list(i, device) for i in index)
+        one = isinstance(index, list) and all(isinstance(i, int) for i in index)  # others are tuples to torch
+        return self._list(index, device) if one else index
+
+    def _list(self, index: Any, device: torch.device) -> Any:
+        """Returns a tensor of ``index`` if it is a list of integers."""
+        leaves = tree_leaves(index) if isinstance(index, list | tuple) else []
+        if not leaves or not all(isinstance(i, int) for i in leaves):
+            return index
+        out = torch.tensor(index, device=device)
+        self.effects.make(out)
         return out
 
     def _owned(self, t: Tensor) -> bool:

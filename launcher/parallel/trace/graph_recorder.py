@@ -557,8 +557,17 @@ def recording_calls(capture: Capture) -> Iterator[None]:
         func = NamedFunction(lambda *xs, **ks: cls.apply(*xs, **ks), cls.__name__)
         return capture.call(GlueCall("call_function", func, func, args=args, kwargs=kwargs))
 
+    def variable(cls: Any, data: Any = None, requires_grad: bool = False, *rest: Any, **named: Any) -> Any:
+        """Returns what torch.autograd.Variable, which no mode sees, returns for a tensor."""
+        if not isinstance(data, torch.Tensor) or rest or named:
+            return type.__call__(cls, data, requires_grad, *rest, **named)
+        detached = data.detach()
+        return detached.requires_grad_() if requires_grad else detached
+
     apply: Any = vars(torch.autograd.Function)["apply"]  # a classmethod; since torch 2.14 one written in C
     torch.autograd.Function.apply = classmethod(applied)  # type: ignore[assignment, method-assign]
+    variables: Any = type(torch.autograd.Variable)
+    variables.__call__ = variable
 
     try:
         leaves = {type(m) for m in capture.root.modules() if id(m) in capture.leaves}
@@ -571,4 +580,5 @@ def recording_calls(capture: Capture) -> Iterator[None]:
     finally:
         for owner, plain in patched:
             owner.__call__ = plain
+        del variables.__call__
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]

@@ -382,12 +382,14 @@ def _seen(value: Any) -> list[Any]:
     return []
 
 
+META_ERRORS = "meta", "no fake impl", "unsupported scalartype"
+"""Parts of the errors of meta tensors; torch.autocast("meta") without a dtype raises the last."""
+
+
 def needs_values(error: BaseException | None) -> bool:
-    """Returns true if Python read values of a meta tensor, or an operator needs values."""
+    """Returns true if Python read values of a meta tensor, or an operator or autocast refuses meta."""
     message = str(error).lower()
-    return isinstance(error, RuntimeError | NotImplementedError) and (
-        "meta" in message or "no fake impl" in message
-    )
+    return isinstance(error, RuntimeError | NotImplementedError) and any(m in message for m in META_ERRORS)
 
 
 def zeros(module: nn.Module) -> nn.Module:
