@@ -142,21 +142,21 @@ class Counting(nn.Module):
 
 
 class Decayed(Odd):
-    """A hook drops the gradient of weights that are not positive; another one halves the accumulated gradient."""
+    """Hooks drop the gradients of weights that are not positive, and the accumulated ones of such biases."""
 
     def __init__(self) -> None:
         super().__init__()
         w = self.lin.weight
-        w.register_hook(lambda g: g.clamp(-1e-3, 1e-3) * (w.detach() > 0))
-        self.lin.bias.register_post_accumulate_grad_hook(halve)
+        w.register_hook(lambda g: g * (w.detach() > 0))
+        self.lin.bias.register_post_accumulate_grad_hook(drop)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.lin(x)
 
 
-def halve(p: Tensor) -> None:
+def drop(p: Tensor) -> None:
     assert p.grad is not None
-    p.grad *= 0.5
+    p.grad *= p.detach() > 0
 
 
 class Hooked(Odd):

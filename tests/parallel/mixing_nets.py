@@ -63,6 +63,12 @@ def clip(weight: nn.Parameter) -> None:
     weight.grad.clamp_(-1e-3, 1e-3)
 
 
+def halve(weight: nn.Parameter) -> None:
+    """Halves the accumulated gradient of a weight: the parts of a batch are halved again and again."""
+    assert weight.grad is not None
+    weight.grad *= 0.5
+
+
 class Rounded(torch.autograd.Function):
     """A product whose backward rounds the gradient of the weight, in parts of its largest element."""
 
@@ -99,6 +105,8 @@ class Net(nn.Module):
             self.b.weight.register_hook(lambda g: g.clamp(-1e-3, 1e-3))
         if kind == "clipped after its sum":
             self.b.weight.register_post_accumulate_grad_hook(clip)
+        if kind == "halved after its sum":
+            self.b.weight.register_post_accumulate_grad_hook(halve)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.tanh(self.between(torch.tanh(self.a(x)))))
@@ -116,7 +124,7 @@ class Net(nn.Module):
         if self.kind == "weight's gradient":
             weight = self.b.weight / len(x) + (self.b.weight * (1 - 1 / len(x))).detach()
             return torch.nn.functional.linear(x, weight)
-        if self.kind.startswith("clipped"):
+        if self.kind.startswith(("clipped", "halved")):
             return self.b(x)
         if self.kind == "hook":
             if x.requires_grad:

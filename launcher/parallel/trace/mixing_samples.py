@@ -458,28 +458,37 @@ def _backward_mixes(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bo
 
 
 def _weights_add_up(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bool:
-    """Returns true if the gradient of each weight is the sum of the gradients of the batch's halves.
+    """Returns true if the batch's halves accumulate the gradient of each weight that the batch has at once.
 
-    That of a layout is such a sum. The largest of the parts bounds the rounding, as they may cancel.
+    Micro batches accumulate it in this way. The largest number bounds the rounding, as the halves may cancel.
     """
     places, close = torch.arange(SAMPLES), drawn.close * ROUGHER
-    whole, again = (_weight_gradients(model, xs, places) for _ in range(2))
-    if drawn.drew or not all(_close(a, b, close) for a, b in zip(whole, again, strict=True)):
+    at_once, again = (_weight_gradients(model, xs, places) for _ in range(2))
+    if drawn.drew or not all(_close(a, b, close) for a, b in zip(at_once, again, strict=True)):
         return True
-    halves = [_weight_gradients(model, xs, half) for half in places.chunk(2)]
-    for full, one, other in zip(whole, *halves, strict=True):
-        largest = max(float(t.abs().max()) for t in (full, one, other))
-        off = (full - one - other).abs().max()
+    first, second = places.chunk(2)
+    half = _weight_gradients(model, xs, first)
+    summed = _weight_gradients(model, xs, second, half)
+    for grads in zip(at_once, half, summed, strict=True):
+        largest = max(float(t.abs().max()) for t in grads)
+        off = (grads[0] - grads[2]).abs().max()
         if bool(off.isfinite()) and off > close * largest:
             return False
     return True
 
 
-def _weight_gradients(model: nn.Module, xs: Sequence[Tensor], places: Tensor) -> list[Tensor]:
-    """Returns the gradients of all trained weights for the samples at ``places``, after hooks on weights."""
+def _weight_gradients(
+    model: nn.Module, xs: Sequence[Tensor], places: Tensor, before: Sequence[Tensor] = ()
+) -> list[Tensor]:
+    """Returns the gradients of all trained weights for the samples at ``places``, after hooks on weights.
+
+    They accumulate upon ``before``.
+    """
     sources, out = _forward(model, [x[places] for x in xs], parameter_hooks=True)
     if not out or not sources.weights:
         return []
+    for p, grad in zip(sources.weights, before, strict=False):
+        p.grad = grad.clone() if p.grad is None else p.grad + grad  # a forward may call backward itself
     with _FixedStatistics():
         torch.autograd.backward(out, _seeds(out, places), inputs=sources.weights)
     return [torch.zeros_like(p) if p.grad is None else p.grad for p in sources.weights]

@@ -64,7 +64,7 @@ BACKWARDS = [
     "kind",
     [
         *("learned scale", "weight's gradient", "rounded weight's gradient"),
-        *("clipped by a hook", "clipped after its sum"),
+        *("clipped by a hook", "clipped after its sum", "halved after its sum"),
     ],
 )
 def test_a_weight_whose_gradient_depends_on_the_batch_size_is_refused(kind):

@@ -183,14 +183,19 @@ def test_a_gradient_that_no_forward_reads_is_planned():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["own", "instance"])
-def test_a_buffer_that_the_first_ranks_samples_decide_is_noted(kind, layout):
-    """An instance norm's is the mean over the ranks."""
-    text = (
+def test_a_buffer_that_ranks_or_micro_batches_update_differently_is_noted(kind, layout):
+    """An instance norm's is the mean over the ranks. Stages have two micro batches."""
+    first = (
         "the forward updates middle.average from the samples of a data-parallel rank, and each step takes over those "
         "of the first rank: another number of data-parallel ranks gives other values"
     )
+    buffers = "middle.average" if kind == "own" else "middle.norm.running_mean, middle.norm.running_var"
+    micro = (
+        f"the forward updates {buffers} once for each of 2 micro batches of a step: another number of micro batches "
+        "gives other values"
+    )
     notes = [n.text for n in plan_job(holder("Average", kind, layout)).notes if n.key == "model"]
-    assert notes == ([text] if (kind, layout) == ("own", "replicas") else [])
+    assert notes == {("own", "replicas"): [first], (kind, "stages"): [micro]}.get((kind, layout), [])
 
 
 @pytest.mark.parametrize(
