@@ -220,7 +220,7 @@ def stage_graph(tracer: Tracer, stage: Stage, plan: Plan, device: torch.device =
         if node.target is here:
             env[node] = device
         elif node.op != "output":
-            env[node] = _copied(out, node, tracer, env)
+            env[node] = _copied(out, node, tracer, env, device)
 
     # outputs
     if stage.index == len(plan.stages) - 1:
@@ -237,15 +237,18 @@ def unsplit(model: nn.Module, tracer: Tracer, device: torch.device = CPU) -> nn.
     """Returns one module that runs the traced forward of ``model``."""
     out, env = fx.Graph(), dict[fx.Node, Any]()
     for node in tracer.graph.nodes:
-        env[node] = device if node.target is here else _copied(out, node, tracer, env)
+        env[node] = device if node.target is here else _copied(out, node, tracer, env, device)
     return assembled(model, out, 0)
 
 
-def _copied(out: fx.Graph, node: fx.Node, tracer: Tracer, env: dict[fx.Node, Any]) -> fx.Node:
+def _copied(
+    out: fx.Graph, node: fx.Node, tracer: Tracer, env: dict[fx.Node, Any], device: torch.device
+) -> fx.Node:
     """Copies ``node`` with its inputs in ``env``, under the modes in which it ran."""
     modes = tracer.modes.get(node)
     if modes is None:
         return out.node_copy(node, lambda n: env[n])
+    modes = modes.on(device)
     args: Any = fx.node.map_arg(node.args, lambda n: env[n])
     kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: env[n])
     if node.op != "call_module":

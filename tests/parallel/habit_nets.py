@@ -88,3 +88,13 @@ class BetweenModules(Variables):
         with torch.autocast(x.device.type, enabled=False):
             y = self.a(x)[:, [5, 4, 3, 2, 1, 0]] * 2
         return self.head(self.b(y))
+
+
+class Autocast(Variables):
+    """The code between the modules multiplies under autocast of its tensors' device."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        with torch.autocast(device_type=y.device.type, dtype=torch.bfloat16):
+            z = torch.bmm(y[:, :, None], y[:, None, :])
+        return self.head(self.b(z.float().sum(1)))

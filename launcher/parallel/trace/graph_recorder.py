@@ -120,17 +120,27 @@ class Ambient:
     """The modes at one place of the code.
 
     ``grad``: whether autograd records. ``autocast``: its dtype per kind of device, or ``None``. ``dtype``:
-    the default dtype of new tensors.
+    the default dtype of new tensors. ``read_device``: the code has read the device of a tensor, which is the
+    CPU while it is recorded.
     """
 
     grad: bool
     inference: bool
     autocast: tuple[tuple[str, torch.dtype | None], ...]
     dtype: torch.dtype
+    read_device: bool = False
 
     @property
     def casts(self) -> bool:
         return any(dtype is not None for _, dtype in self.autocast)
+
+    def on(self, device: torch.device) -> Ambient:
+        """Returns the modes of code that runs on ``device``, as after ``torch.autocast(x.device.type)``."""
+        kinds = dict(self.autocast)
+        if not self.read_device or device.type not in kinds or kinds[device.type] is not None:
+            return self
+        kinds[device.type], kinds["cpu"] = kinds["cpu"], None
+        return replace(self, autocast=(*kinds.items(),))
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -272,6 +282,7 @@ class Capture(TorchFunctionMode):
         # the state outside, and whether a node is being made
         self.base = ambient()
         self.eager = False
+        self.read_device = False
         self.stream: bytes = b""
         self.hooks: Any = None
         self.around = Surroundings(root)
@@ -343,6 +354,7 @@ class Capture(TorchFunctionMode):
         if func == META:
             return False
         if func == DEVICE:
+            self.read_device = True
             return torch.device("cpu")
         if func == GRAD_FN:
             if _registering():
@@ -417,7 +429,7 @@ class Capture(TorchFunctionMode):
         node = self.graph.create_node(call.kind, writable_name(call.target), args, named)
         modes = ambient()
         if modes != self.base:
-            self.modes[node] = modes
+            self.modes[node] = replace(modes, read_device=self.read_device)
         if call.kind == "call_module":
             self.calls[node] = self.root.get_submodule(call.target), call.args, call.kwargs
         self._learn(node, out)
