@@ -20,13 +20,17 @@ from launcher.planner.trace_model import ModelRead, TracedForward
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from launcher.data.source import Source
     from launcher.parallel.trace.clock_and_host_reads import OutsideReads
     from launcher.parallel.trace.identity_of_inputs import InputIdentity
 
 SAMPLES = 8
 """The number of samples to read from a user's data set."""
 SPREAD = 64
-"""The most samples that are read from all over it."""
+"""The most samples from all over it that are tried."""
+EXAMINED = 512
+"""The number of samples that are read to find unusual ones, if none has more numbers than ``SMALL``."""
+SMALL = 1 << 12
 
 
 @contextmanager
@@ -169,19 +173,30 @@ def samples(job: Job) -> tuple[Tensor, ...]:
 def spread_samples(job: Job, count: int) -> tuple[Tensor, ...]:
     """Returns inputs from all over the training data; none for data that is read in order, or cannot be.
 
-    There are ``count``, or as many as may be read.
+    There are ``count``, or as many as may be read. Unusual samples come first.
     """
-    import numpy as np
-
     if not isinstance(job.data, Target):
         return ()
     from launcher.data.open import open_data
     from launcher.data.torch_datasets.readers import IndexedStream
+    from launcher.planner.unusual_samples import unusual_first
 
     source = open_data(job.data, seed=job.seed, allow=job.security.allow).train
     if isinstance(source, IndexedStream):
         return ()
-    places = np.linspace(0, len(source) - 1, min(count, SPREAD, len(source))).astype(np.int64)
+    few = _evenly(source, min(count, SPREAD))
+    if not few or not len(few[0]) or sum(x[0].numel() for x in few) > SMALL:
+        return few
+    many = _evenly(source, EXAMINED) or few
+    places = unusual_first(many, min(count, SPREAD, len(many[0])))
+    return tuple(x[places] for x in many)
+
+
+def _evenly(source: Source, count: int) -> tuple[Tensor, ...]:
+    """Returns the inputs of ``count`` samples from all over ``source``; none if one of them is bad."""
+    import numpy as np
+
+    places = np.linspace(0, len(source) - 1, min(count, len(source))).astype(np.int64)
     with suppress(RunError):  # a run that reads a bad sample reports its number
         return tuple(source.inputs(places))
     return ()

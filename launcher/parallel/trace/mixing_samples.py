@@ -49,6 +49,13 @@ LARGER = 3.0
 """Weights become so much larger for another try: some bounds are passed by large numbers only."""
 ROUGHER = 10
 """A gradient may differ by this factor more than an output, because it passes twice as many operations."""
+UNUSUAL = 4
+"""This many of the samples from all over the data, which begin with unusual ones, are also tried alone."""
+NO_GRADIENT = 1e-3
+"""A gradient below this part of the largest may be rounding, such as that of a bias before a softmax.
+
+Narrow dtypes round even the largest parts of it so coarsely that only gradients of that size are compared.
+"""
 OUTPUT, GRADIENT, WEIGHT = "its output for a sample", "the gradient of a sample", "the gradient of a weight"
 """What depends on the other samples."""
 
@@ -460,7 +467,8 @@ def _backward_mixes(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bo
 def _weights_add_up(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bool:
     """Returns true if the batch's halves accumulate the gradient of each weight that the batch has at once.
 
-    Micro batches accumulate it in this way. The largest number bounds the rounding, as the halves may cancel.
+    Micro batches accumulate it in this way. The largest number bounds the rounding, as the halves may cancel;
+    so do gradients of other weights, as that of one weight may consist of rounding.
     """
     places, close = torch.arange(SAMPLES), drawn.close * ROUGHER
     at_once, again = (_weight_gradients(model, xs, places) for _ in range(2))
@@ -469,8 +477,10 @@ def _weights_add_up(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bo
     first, second = places.chunk(2)
     half = _weight_gradients(model, xs, first)
     summed = _weight_gradients(model, xs, second, half)
+    least = max((float(t.abs().max()) for t in at_once), default=0.0)
+    least *= NO_GRADIENT if drawn.narrowest in CLOSE else 1
     for grads in zip(at_once, half, summed, strict=True):
-        largest = max(float(t.abs().max()) for t in grads)
+        largest = max(least, *(float(t.abs().max()) for t in grads))
         off = (grads[0] - grads[2]).abs().max()
         if bool(off.isfinite()) and off > close * largest:
             return False
@@ -530,7 +540,7 @@ class _Kept:
 
     ``by_row``: rows keep their places and their number, because Python draws for them. ``drawn``: the same
     for torch's draws; an operator may draw once more for another row, and all rows after that one then get
-    other numbers. ``brief``: only halves, and one sample alone.
+    other numbers. ``brief``: only halves, and the first samples alone.
     """
 
     count: int
@@ -548,7 +558,8 @@ class _Kept:
         yield places < half, places % half
         if not self.drawn:
             yield places >= half, places % half + half
-        for one in (0,) if self.drawn or self.brief else (0, last):
+        alone = range(max(1, min(UNUSUAL, half))) if self.brief else (0, last)
+        for one in (0,) if self.drawn else alone:
             yield places == one, torch.full_like(places, one)
         for one in () if self.brief else (last,) if self.drawn else (0, last):
             yield places != one, (places + (places == one)) % self.count

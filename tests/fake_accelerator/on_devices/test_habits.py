@@ -11,7 +11,10 @@ from tests.fake_accelerator.on_devices.processes import apart, on_devices
 from tests.gpu import rank_work
 from tests.parity import own
 
-STAGES: dict[str, int | dict[str, int]] = {"together": {"a": 0, "b": 0, "head": 1}, "apart": {"a": 0, "b": 1, "head": 1}}
+STAGES: dict[str, int | dict[str, int]] = {
+    "together": {"a": 0, "b": 0, "head": 1},
+    "apart": {"a": 0, "b": 1, "head": 1},
+}
 
 
 @pytest.mark.parametrize("stages", STAGES)

@@ -195,6 +195,7 @@ def test_an_undivided_batch_of_mixed_samples_is_noted(kind):
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("kind", [
     "layer norm", "dropout", "experts", "experts and dropout", "turned round", "clipped by sample",
+    "bias before softmax",
     "recomputed", "counts", "chaos", "draws of the sample",
 ])  # fmt: skip
 def test_models_that_do_not_mix_samples_get_no_note(kind, cut):
