@@ -50,11 +50,11 @@ LARGER = 3.0
 ROUGHER = 10
 """A gradient may differ by this factor more than an output, because it passes twice as many operations."""
 UNUSUAL = 4
-"""This many of the samples from all over the data, which begin with unusual ones, are also tried alone."""
+"""So many of the samples from all over the data are also tried alone. The unusual samples come first."""
 NO_GRADIENT = 1e-3
 """A gradient below this part of the largest may be rounding, such as that of a bias before a softmax.
 
-Narrow dtypes round even the largest parts of it so coarsely that only gradients of that size are compared.
+In narrow dtypes, any gradient that is smaller than the largest may be rounding.
 """
 OUTPUT, GRADIENT, WEIGHT = "its output for a sample", "the gradient of a sample", "the gradient of a weight"
 """What depends on the other samples."""
@@ -465,10 +465,10 @@ def _backward_mixes(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bo
 
 
 def _weights_add_up(model: nn.Module, xs: list[Tensor], drawn: FixedDraws) -> bool:
-    """Returns true if the batch's halves accumulate the gradient of each weight that the batch has at once.
+    """Returns true if two halves of the batch accumulate the same gradients of weights as the batch at once.
 
-    Micro batches accumulate it in this way. The largest number bounds the rounding, as the halves may cancel;
-    so do gradients of other weights, as that of one weight may consist of rounding.
+    Micro batches accumulate gradients in this way. The halves may cancel, so the largest of a weight's three
+    gradients bounds the rounding. A gradient may be nothing but rounding, so other weights' bound it too.
     """
     places, close = torch.arange(SAMPLES), drawn.close * ROUGHER
     at_once, again = (_weight_gradients(model, xs, places) for _ in range(2))
@@ -492,7 +492,7 @@ def _weight_gradients(
 ) -> list[Tensor]:
     """Returns the gradients of all trained weights for the samples at ``places``, after hooks on weights.
 
-    They accumulate upon ``before``.
+    ``before``: gradients of earlier samples, to which these are added.
     """
     sources, out = _forward(model, [x[places] for x in xs], parameter_hooks=True)
     if not out or not sources.weights:
