@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 SAMPLES = 8
 """The number of samples to read from a user's data set."""
 SPREAD = 64
-"""The most samples from all over it that are tried."""
+"""At most so many samples from all over the data set are tried."""
 EXAMINED = 512
-"""The number of samples that are read to find unusual ones, if none has more numbers than ``SMALL``."""
+"""So many samples are read to find unusual ones, if a sample is small."""
 SMALL = 1 << 12
+"""A small sample has at most so many numbers."""
 
 
 @contextmanager

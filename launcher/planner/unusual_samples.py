@@ -17,7 +17,7 @@ RARE = 1 / 8
 
 
 def unusual_first(inputs: Sequence[Tensor], count: int) -> Tensor:
-    """Returns the places of ``count`` samples: up to a half of them unusual, then others from all over.
+    """Returns the places of ``count`` samples: up to half are unusual and come first, the others are spread.
 
     Args:
         inputs: the inputs of all samples, with a row for each.
@@ -33,7 +33,7 @@ def unusual_first(inputs: Sequence[Tensor], count: int) -> Tensor:
 
 
 def _extremes(rows: Tensor) -> Iterator[int]:
-    """Yields the rows with extreme sizes and sums, and with the most and the fewest repeats (padding)."""
+    """Yields the row with the most repeats, which may be padding, and rows that are extreme in other ways."""
     if not rows.numel():
         return
     numbers = (rows.abs() if rows.is_complex() else rows).double()
