@@ -11,19 +11,20 @@ LENGTH, EVERY = 12, 50
 
 
 class Sequences(TensorDataset):
-    """One of ``EVERY`` sequences is short; the first of these is the seventh."""
+    """One of ``EVERY`` sequences is short, from the eighth on. No token is ``padding``."""
 
     def __init__(self, samples: int, padding: int = 0) -> None:
         stream = torch.Generator().manual_seed(0)
         lengths = torch.full((samples,), LENGTH)
         lengths[7::EVERY] = 4
         tokens = torch.randint(1, 24, (samples, LENGTH), generator=stream)
+        tokens[tokens == padding] = 5
         tokens = torch.where(torch.arange(LENGTH) < lengths[:, None], tokens, padding)
         super().__init__(tokens, lengths, torch.randint(0, 3, (samples,), generator=stream))
 
 
 class Tokens(Sequences):
-    """Without the lengths."""
+    """Sequences without their lengths."""
 
     def __init__(self, samples: int, padding: int = 0) -> None:
         super().__init__(samples, padding)
@@ -31,7 +32,7 @@ class Tokens(Sequences):
 
 
 class Numbers(TensorDataset):
-    """One of ``EVERY`` samples has a large number; the first of these is the seventh."""
+    """One of ``EVERY`` samples has a large number, from the eighth on."""
 
     def __init__(self, samples: int) -> None:
         stream = torch.Generator().manual_seed(0)

@@ -360,9 +360,8 @@ def test_whole_numbers_that_a_precision_rounds_are_noted(how, precision, noted):
     text = r"input 0 has columns of whole numbers, and bf16 rounds them, such as (10\d\d) to (10\d\d)"
     line = re.compile(f"data._target_ {text}: if they are ids, pass them as an input of an integer dtype")
     lines = [line.fullmatch(n) for n in notes if "whole numbers" in n]
-    assert [m is not None and float(torch.tensor(float(m[1])).bfloat16()) == float(m[2]) for m in lines] == [
-        True
-    ] * noted
+    assert len(lines) == noted
+    assert all(m is not None and float(torch.tensor(float(m[1])).bfloat16()) == float(m[2]) for m in lines)
 
 
 def test_the_plan_notes_how_a_users_data_set_is_read():
