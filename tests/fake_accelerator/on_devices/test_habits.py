@@ -1,4 +1,4 @@
-"""What the code between modules reads of a device is what it is on the device, though it is recorded on the CPU."""
+"""Autocast in the code between modules acts on the device, although the code is recorded for the CPU."""
 
 from __future__ import annotations
 
